@@ -58,11 +58,11 @@ fn main() -> Result<()> {
 
     let positions = cache.read_positions()?;
     for (head, limit) in LIMITS.into_iter().enumerate() {
-        let mut held: Vec<_> = cache.layout().live(head).map(|slot| positions[slot]).collect();
-        held.sort_unstable();
-        println!("head {head} holds the tokens {held:?}");
-        assert_eq!(held.len(), limit);
-        assert_eq!(held.last(), Some(&((TOKENS + STEPS - 1) as i32)));
+        let mut tokens: Vec<_> = cache.layout().live(head).map(|slot| positions[slot]).collect();
+        tokens.sort_unstable();
+        println!("head {head} holds the tokens {tokens:?}");
+        assert_eq!(tokens.len(), limit);
+        assert_eq!(tokens.last(), Some(&((TOKENS + STEPS - 1) as i32)));
     }
     Ok(())
 }

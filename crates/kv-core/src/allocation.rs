@@ -1,4 +1,4 @@
-//! Spreading a total over layers and heads, exactly.
+//! How a total of slots is divided among layers and heads, exactly.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,9 +12,9 @@ pub enum LayerAllocation {
     #[default]
     Uniform,
     /// Falls linearly with depth, from `2 * budget - budget / beta` to `budget / beta` (PyramidKV,
-    /// equation 3; its public code takes `beta = 20`). Where the first layer's share would exceed
-    /// the prompt, the line starts at the prompt instead, and is flat for prompts below
-    /// `2 * budget`, as in the public code. Budgets here are without what is reserved.
+    /// equation 3; its public code takes `beta = 20`). As in the public code, a line that would
+    /// start above the prompt's length starts at that length, and all layers have equal budgets for
+    /// prompts below `2 * budget`. These budgets exclude reserved slots.
     Pyramid {
         /// Steepness.
         beta: f64,
@@ -22,7 +22,7 @@ pub enum LayerAllocation {
     /// Falls along a cosine with depth, `gamma + (1 - gamma) (1 + cos(pi l / N)) / 2`, scaled to
     /// the total (the schedule of PyramidInfer).
     Cosine {
-        /// The deepest layer's share of the first one's.
+        /// The deepest layer's share, where the first layer's share is 1.
         gamma: f64,
     },
     /// In proportion to given non-negative layer weights, such as the Fisher information of the
@@ -31,12 +31,12 @@ pub enum LayerAllocation {
 }
 
 impl LayerAllocation {
-    /// Slots for each of `layers` layers, together exactly `layers * budget`, none above `tokens`,
-    /// the prompt's length. Every layer gets `reserved` slots (an observation window, say), as far
-    /// as the budget reaches; the allocation spreads the rest.
+    /// The slots of each of `layers` layers. They sum to `layers * budget` exactly, and none is
+    /// above `tokens`, the prompt's length. Every layer first gets `reserved` slots (such as an
+    /// observation window), as far as the budget reaches; the allocation divides the rest.
     ///
-    /// Shares are real numbers first and are rounded by largest remainder; what the prompt's length
-    /// cuts off goes to the layers that have room.
+    /// Shares are real numbers and are rounded by largest remainder. Slots beyond the prompt's
+    /// length go to layers that are below it.
     ///
     /// # Errors
     /// [`Error::InvalidAllocation`] for weights that are missing, negative or not finite, and for
@@ -97,19 +97,20 @@ pub enum HeadAllocation {
     /// Every head has an equal budget.
     #[default]
     Uniform,
-    /// Heads compete for slots by score, each keeping at least `floor * budget` of its own best
-    /// (AdaKV with its safeguard). The exact variant that reserves the floor first and fills the
-    /// rest jointly.
+    /// The heads of a sequence compete for slots by score (AdaKV). Each head first keeps its own
+    /// best `floor * budget` tokens, the safeguard; the heads' joint top-k fills the rest. The
+    /// total is exact.
     Ada {
         /// The safeguard, 0 to 1.
         floor: f64,
     },
-    /// AdaKV as its public code has it: budgets blended from the heads' share of the joint top and
-    /// the floor, rounded head by head, so that their total may be off by a few slots.
+    /// AdaKV as in its public code: a head's budget is the mean of its part of the joint top-k and
+    /// of an equal budget, with the weights `1 - floor` and `floor`. Each budget is rounded by
+    /// itself, so that the total may be off by a few slots.
     AdaOfficial {
         /// The safeguard, 0 to 1.
         floor: f64,
-        /// Whether scores are scaled by the share of a head's mass that its own top holds.
+        /// Whether a head's scores are multiplied by the share of its mass that its own top-k has.
         normalize: bool,
     },
 }

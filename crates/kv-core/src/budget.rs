@@ -36,7 +36,7 @@ impl Budget {
     pub fn validate(&self) -> Result<()> {
         let reason = match *self {
             Self::Tokens(0) => "at least one token must be kept",
-            // Places of slots are 32-bit.
+            // Slot indices are 32-bit.
             Self::Tokens(count) if i32::try_from(count).is_err() => {
                 "at most 2147483647 tokens can be kept"
             }

@@ -13,7 +13,7 @@ pub struct Origin {
     pub policy: serde_json::Value,
 }
 
-/// What the host knows of a cache's lengths ([`KvCache::mirror`]).
+/// The host's lengths and counters of a cache ([`KvCache::mirror`]).
 #[derive(Debug, Clone)]
 pub struct Mirror(Vec<MirroredLayer>);
 
@@ -65,7 +65,8 @@ impl KvCache {
         rows.collect()
     }
 
-    /// What the host knows of lengths, to be put back where a step was recorded rather than run.
+    /// A copy of the host's lengths and counters. [`Self::restore`] puts it back after a step that
+    /// was recorded and not run.
     pub fn mirror(&self) -> Mirror {
         let of_layer = |layer: &LayerCache| MirroredLayer {
             lengths: layer.layout.lengths().to_vec(),
@@ -74,7 +75,7 @@ impl KvCache {
         Mirror(self.layers.iter().map(of_layer).collect())
     }
 
-    /// Puts back what the host knew.
+    /// Puts back the host's lengths and counters.
     pub fn restore(&mut self, mirror: &Mirror) {
         for (layer, known) in self.layers.iter_mut().zip(&mirror.0) {
             layer.layout.lengths_mut().copy_from_slice(&known.lengths);
@@ -82,9 +83,9 @@ impl KvCache {
         }
     }
 
-    /// The host's part of a step that the device runs by itself: lengths change by `growth`, a list
-    /// `[B * Hkv]` a layer, as the device's do. Where a policy's state changes lengths by itself,
-    /// it says what they are ([`crate::PolicyState::lengths_of_step`]).
+    /// Updates the host's lengths after a step that the device runs by itself. Each length changes
+    /// by `growth`, a list `[B * Hkv]` for each layer. A policy's state that changes lengths by
+    /// itself gives the new lengths instead ([`crate::PolicyState::lengths_of_step`]).
     ///
     /// # Errors
     /// [`Error::CapacityExhausted`] where a head has no room, [`Error::Shape`]; nothing changes
@@ -98,10 +99,10 @@ impl KvCache {
         Ok(())
     }
 
-    /// Whether there is room for such a step.
+    /// Checks that heads have room for a step that changes lengths by `growth`.
     ///
     /// # Errors
-    /// Those of [`Self::advance`].
+    /// The errors of [`Self::advance`].
     pub fn check_advance(&mut self, growth: &[Vec<isize>]) -> Result<()> {
         self.advanced(growth).map(drop)
     }

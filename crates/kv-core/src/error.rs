@@ -74,7 +74,7 @@ pub enum Error {
         /// Why.
         reason: String,
     },
-    /// Layers or heads cannot share a budget so.
+    /// A budget cannot be divided among layers or heads as asked.
     #[error("allocation: {reason}")]
     InvalidAllocation {
         /// What is wrong, with the value and what was expected.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-use crate::layer::state::{Held, HostState};
+use crate::layer::state::{HostState, StoredState};
 use crate::layer::{Rows, StateTensor, Track};
 use crate::{CacheOptions, KvCache, LayerCache, Origin, Result, SlotLayout};
 
@@ -27,7 +27,7 @@ pub struct HostLayer {
     pub(crate) log_weights: Option<TensorData>,
     pub(crate) tracks: BTreeMap<String, (f32, TensorData)>,
     pub(crate) state: BTreeMap<String, TensorData>,
-    /// What policies keep beside the slots.
+    /// Policies' states, by name.
     pub(crate) states: BTreeMap<String, HostState>,
 }
 
@@ -60,7 +60,7 @@ impl KvCache {
 }
 
 impl HostCache {
-    /// Moves the cache to a device; slots keep their order, so that it continues identically.
+    /// Moves the cache to a device; slots keep their order, so that decoding continues identically.
     ///
     /// # Errors
     /// [`crate::Error`] where the data contradict themselves.
@@ -74,7 +74,7 @@ impl HostCache {
         Ok(KvCache { layers, seen: self.seen, origin: self.origin })
     }
 
-    /// Host bytes of all slots, without those of policies' states.
+    /// The bytes of all slots in host memory, without policies' states.
     pub fn bytes(&self) -> usize {
         let layers = self.layers.iter();
         layers.map(|layer| layer.keys.bytes().len() + layer.values.bytes().len()).sum()
@@ -143,17 +143,17 @@ impl HostLayer {
             cache.state.insert(name, StateTensor::from_host(data, device));
         }
         for (name, state) in self.states {
-            let held = match state {
+            let stored = match state {
                 HostState::Kept(state) => match state.to_device(device) {
-                    Some(state) => Held::State(state),
+                    Some(state) => StoredState::State(state),
                     None => continue,
                 },
                 HostState::Saved(saved) => match saved.load {
-                    Some(load) => Held::State(load(saved, &cache, seen)?),
-                    None => Held::Saved(saved, seen.to_vec()),
+                    Some(load) => StoredState::State(load(saved, &cache, seen)?),
+                    None => StoredState::Saved(saved, seen.to_vec()),
                 },
             };
-            cache.states.0.insert(name, held);
+            cache.states.0.insert(name, stored);
         }
         Ok(cache)
     }
@@ -162,10 +162,10 @@ impl HostLayer {
 /// The states of a cache in host memory.
 fn host_states(cache: &LayerCache) -> Result<BTreeMap<String, HostState>> {
     let mut states = BTreeMap::new();
-    for (name, held) in &cache.states.0 {
-        let state = match held {
-            Held::State(state) => state.to_host()?,
-            Held::Saved(saved, _) => Some(HostState::Saved(saved.clone())),
+    for (name, stored) in &cache.states.0 {
+        let state = match stored {
+            StoredState::State(state) => state.to_host()?,
+            StoredState::Saved(saved, _) => Some(HostState::Saved(saved.clone())),
         };
         if let Some(state) = state {
             states.insert(name.clone(), state);

@@ -1,5 +1,5 @@
-//! One layer's pool of slots: what it holds and how to look at it. What it does with them is in the
-//! submodules.
+//! One layer's cache: its pool of slots, and the methods that read it. The submodules have the
+//! methods that change slots.
 
 mod attend;
 mod capacity;
@@ -31,14 +31,14 @@ pub(crate) use slots::Rows;
 pub(crate) use state_tensor::StateTensor;
 pub(crate) use tracks::Track;
 
-/// One layer's slots, for every (sequence, key-value head) of a batch.
+/// One layer's slots, in a head range for every key-value head of every sequence of a batch.
 ///
 /// Policies keep numbers of their own beside the slots: *tracks* (one f32 a slot, such as
 /// accumulated attention) follow every append, move, selection and merge; *state* tensors belong to
 /// the layer as a whole. Both are saved with the cache.
 ///
-/// The cache owns its tensors and writes into them in place; none is handed out but by reference.
-/// `Clone` copies deeply.
+/// The cache owns its tensors, writes into them in place, and lends them only by reference. `Clone`
+/// copies deeply.
 ///
 /// ```
 /// use burn::tensor::{DType, Device, Distribution, Tensor};
@@ -74,8 +74,8 @@ pub struct LayerCache {
     pub(crate) limits: Option<Vec<usize>>,
     /// What policies keep beside the slots, in types of their own.
     pub(crate) states: States,
-    /// The (sequence, head) of every slot, `[S]`, made when first asked for.
-    pub(crate) slot_pairs: OnceLock<Tensor<1, Int>>,
+    /// The head range of every slot, `[S]`, made when first asked for.
+    pub(crate) slot_ranges: OnceLock<Tensor<1, Int>>,
     /// A flag for every head, `[B, Hkv]`, made when first asked for.
     pub(crate) every_head: OnceLock<Tensor<2, Int>>,
     pub(crate) options: CacheOptions,
@@ -99,19 +99,19 @@ impl LayerCache {
             state: BTreeMap::new(),
             limits: None,
             states: States::default(),
-            slot_pairs: OnceLock::new(),
+            slot_ranges: OnceLock::new(),
             every_head: OnceLock::new(),
             layout,
             options,
         }
     }
 
-    /// `Hkv`, batch, ranges.
+    /// The head ranges as the host knows them.
     pub fn layout(&self) -> &SlotLayout {
         &self.layout
     }
 
-    /// Offsets and lengths on the device.
+    /// The head ranges on the device: offsets and lengths, `[B, Hkv]`.
     pub fn ranges(&self) -> &SlotRanges {
         &self.ranges
     }
@@ -121,7 +121,7 @@ impl LayerCache {
         &self.options
     }
 
-    /// `D`.
+    /// The head dim, `D`.
     pub fn head_dim(&self) -> usize {
         self.keys.dims()[1]
     }
@@ -168,7 +168,7 @@ impl LayerCache {
     /// Sets the log-weights from one value a live slot.
     ///
     /// # Errors
-    /// As [`Self::set_live_track`].
+    /// The errors of [`Self::set_live_track`].
     pub fn set_live_log_weights(&mut self, live: &[f32]) -> Result<()> {
         let values = self.spread_live(live, 0.0)?;
         self.set_log_weights(values)
@@ -185,20 +185,20 @@ impl LayerCache {
         }
     }
 
-    /// The (sequence, key-value head) pair that each slot of the pool is reserved for, `[S]`.
-    pub fn slot_pairs(&self) -> &Tensor<1, Int> {
-        self.slot_pairs.get_or_init(|| {
+    /// The index of the head range that each slot of the pool belongs to, `[S]`.
+    pub fn slot_ranges(&self) -> &Tensor<1, Int> {
+        self.slot_ranges.get_or_init(|| {
             let slots = self.slots();
             let capacities = self.layout.capacities().iter().enumerate();
-            let mut pairs: Vec<i32> = capacities
-                .flat_map(|(pair, &capacity)| std::iter::repeat_n(pair as i32, capacity))
+            let mut ranges: Vec<i32> = capacities
+                .flat_map(|(range, &capacity)| std::iter::repeat_n(range as i32, capacity))
                 .collect();
-            pairs.resize(slots, 0);
-            ints(pairs, [slots], &self.options.device)
+            ranges.resize(slots, 0);
+            ints(ranges, [slots], &self.options.device)
         })
     }
 
-    /// Every head's newest slot: keys and values `[B, Hkv, D]`. Heads that are empty have any.
+    /// Every head's newest slot: keys and values `[B, Hkv, D]`. Empty heads give arbitrary rows.
     pub fn newest(&self) -> [Tensor<3>; 2] {
         let [batch, kv_heads] = [self.layout.batch(), self.layout.kv_heads()];
         let last = (self.ranges.offsets.clone() + self.ranges.lengths.clone()).sub_scalar(1);
@@ -207,7 +207,7 @@ impl LayerCache {
         [&self.keys, &self.values].map(|pool| pool.clone().select(0, last.clone()).reshape(shape))
     }
 
-    /// The cache on another device, all slots where they were.
+    /// Moves the cache to another device. Every slot keeps its index.
     pub fn to_device(self, device: &Device) -> Self {
         let floats = |tensor: Tensor<1>| tensor.to_device(device);
         let tracks = self.tracks.into_iter().map(|(name, track)| {
@@ -224,14 +224,14 @@ impl LayerCache {
             tracks: tracks.collect(),
             state: state.map(|(name, own)| (name.clone(), own.to_device(device))).collect(),
             states: self.states.map(|state| state.to_device(device)),
-            slot_pairs: OnceLock::new(),
+            slot_ranges: OnceLock::new(),
             every_head: OnceLock::new(),
             options: CacheOptions { device: device.clone(), ..self.options },
             ..self
         }
     }
 
-    /// `S`.
+    /// The slots of the pool, `S`.
     pub(crate) fn slots(&self) -> usize {
         self.keys.dims()[0]
     }
@@ -268,7 +268,7 @@ impl Clone for LayerCache {
             state: self.state.iter().map(|(name, own)| (name.clone(), own.copied())).collect(),
             limits: self.limits.clone(),
             states: self.states.map(|state| state.copied()),
-            slot_pairs: OnceLock::new(),
+            slot_ranges: OnceLock::new(),
             every_head: OnceLock::new(),
             options: self.options.clone(),
         }
@@ -278,7 +278,7 @@ impl Clone for LayerCache {
 /// Refuses a tensor of another shape than the expected one.
 ///
 /// # Errors
-/// [`Error::Shape`] with both.
+/// [`Error::Shape`] with both shapes.
 pub fn expect_shape(what: &'static str, actual: &[usize], expected: &[usize]) -> Result<()> {
     if actual == expected {
         return Ok(());

@@ -5,8 +5,8 @@ use kv_kernels::SlotRanges;
 
 use crate::tensors::ints;
 
-/// Where each (sequence, key-value head) has its slots in a pool: the host's exact mirror of the
-/// device's offsets and lengths (every operation changes lengths by amounts that the host knows).
+/// Where each head range lies in a pool. It is the host's exact copy of the offsets and lengths on
+/// the device: the host knows by how much each operation changes a length.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SlotLayout {
     kv_heads: usize,
@@ -16,7 +16,7 @@ pub struct SlotLayout {
 }
 
 impl SlotLayout {
-    /// Empty ranges of the given capacities, `[B * Hkv]`, one behind the other.
+    /// Empty head ranges of the given capacities, `[B * Hkv]`, one behind the other.
     pub fn new(kv_heads: usize, capacities: Vec<usize>) -> Self {
         let offsets = capacities
             .iter()
@@ -29,32 +29,32 @@ impl SlotLayout {
         Self { kv_heads, offsets, lengths: vec![0; capacities.len()], capacities }
     }
 
-    /// `B * Hkv`.
-    pub fn pairs(&self) -> usize {
+    /// The number of head ranges, `B * Hkv`.
+    pub fn head_ranges(&self) -> usize {
         self.capacities.len()
     }
 
-    /// `B`.
+    /// The sequences of the batch, `B`.
     pub fn batch(&self) -> usize {
-        self.pairs() / self.kv_heads
+        self.head_ranges() / self.kv_heads
     }
 
-    /// `Hkv`.
+    /// The key-value heads of a sequence, `Hkv`.
     pub fn kv_heads(&self) -> usize {
         self.kv_heads
     }
 
-    /// First slot of each pair.
+    /// The first slot of each head range, `[B * Hkv]`.
     pub fn offsets(&self) -> &[usize] {
         &self.offsets
     }
 
-    /// Slots reserved for each pair.
+    /// The slots reserved for each head range, `[B * Hkv]`.
     pub fn capacities(&self) -> &[usize] {
         &self.capacities
     }
 
-    /// Live slots of each pair.
+    /// The number of live slots of each head range, `[B * Hkv]`.
     pub fn lengths(&self) -> &[usize] {
         &self.lengths
     }
@@ -63,39 +63,40 @@ impl SlotLayout {
         &mut self.lengths
     }
 
-    /// Live slots of a pair, as indices into the pool.
-    pub fn live(&self, pair: usize) -> Range<usize> {
-        self.offsets[pair]..self.offsets[pair] + self.lengths[pair]
+    /// The live slots of a head range, as indices into the pool.
+    pub fn live(&self, range: usize) -> Range<usize> {
+        self.offsets[range]..self.offsets[range] + self.lengths[range]
     }
 
-    /// Live slots of all pairs, as indices into the pool, ascending.
+    /// The live slots of all head ranges, as indices into the pool, ascending.
     pub fn live_slots(&self) -> impl Iterator<Item = usize> {
-        (0..self.pairs()).flat_map(|pair| self.live(pair))
+        (0..self.head_ranges()).flat_map(|range| self.live(range))
     }
 
-    /// Slots of the pool.
+    /// The number of slots that the head ranges have together.
     pub fn total(&self) -> usize {
         self.capacities.iter().sum()
     }
 
-    /// Live slots of the pool.
+    /// The number of live slots of the pool.
     pub fn used(&self) -> usize {
         self.lengths.iter().sum()
     }
 
-    /// Whether every pair has the same capacity, so that the pool reads as `[B, Hkv, C, D]`.
+    /// The capacity of all head ranges where it is one, so that the pool reads as
+    /// `[B, Hkv, C, D]`.
     pub fn uniform_capacity(&self) -> Option<usize> {
         let first = *self.capacities.first()?;
         self.capacities.iter().all(|&capacity| capacity == first).then_some(first)
     }
 
-    /// Whether every pair has the same length.
+    /// The length of all head ranges where it is one.
     pub fn uniform_length(&self) -> Option<usize> {
         let first = *self.lengths.first()?;
         self.lengths.iter().all(|&length| length == first).then_some(first)
     }
 
-    /// The ranges as device tensors `[B, Hkv]`.
+    /// The offsets and lengths as device tensors, `[B, Hkv]`.
     pub(crate) fn to_device(&self, device: &Device) -> SlotRanges {
         let shape = [self.batch(), self.kv_heads];
         let upload = |values: &[usize]| {

@@ -1,4 +1,4 @@
-//! What a cache takes, in bytes.
+//! The bytes of a cache.
 
 use std::ops::Add;
 
@@ -14,9 +14,9 @@ pub struct MemoryReport {
     pub in_use: usize,
     /// Positions, weights, offsets and lengths.
     pub metadata: usize,
-    /// What policies keep beside the slots.
+    /// Tracks, state tensors and states of policies.
     pub policy: usize,
-    /// Keys and values in host memory, of which the device has a part.
+    /// Keys and values that policies keep in host memory.
     #[serde(default)]
     pub host: usize,
     /// Working memory that is not part of the cache: the prompt's keys and values of one layer

@@ -1,4 +1,4 @@
-//! The one rule by which scores become a choice.
+//! The rule by which all choices rank scores.
 
 use std::cmp::Ordering;
 
@@ -24,8 +24,8 @@ pub fn top(scores: &[f32], count: usize) -> Vec<u32> {
     best
 }
 
-/// Numbers that ascend from the best score to the worst, an index in each: they are compared faster
-/// than scores.
+/// Sort keys that ascend from the best score to the worst. Each contains its score's index.
+/// Integers are compared faster than floats.
 fn keys(scores: &[f32]) -> impl Iterator<Item = u64> {
     (0u64..).zip(scores).map(|(index, &score)| (u64::from(rank_bits(score)) << 32) | index)
 }

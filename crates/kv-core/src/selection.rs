@@ -1,4 +1,4 @@
-//! Which tokens stay.
+//! The tokens that each head keeps.
 
 use std::sync::OnceLock;
 
@@ -10,26 +10,26 @@ use crate::ranking::{descending, rank, top};
 use crate::tensors::{ints, listed};
 use crate::{Error, Result, read_i32};
 
-/// Tokens (or live slots) to keep, per (sequence, key-value head), ascending. Heads may keep
-/// different numbers.
+/// The tokens (or live slots) that each head range keeps, ascending. Heads may keep different
+/// numbers.
 ///
-/// What was chosen on the device stays there: whoever asks for [`Self::kept`] waits for it, a cache
-/// that is filled or compacted by it does not. How many there are of each head is known without. It
-/// fits only heads of at least as many tokens as it was chosen among.
+/// A selection that the device has made stays there. [`Self::kept`] waits for the device; filling
+/// or compacting a cache by the selection does not. The host knows the number of tokens of each
+/// head in any case. Heads must have at least as many tokens as the selection was made from.
 #[derive(Debug, Clone)]
 pub struct Selection {
     lengths: Vec<usize>,
-    /// What the host has decided, or read.
+    /// The kept tokens, as chosen by the host or read from the device.
     kept: OnceLock<Vec<Vec<u32>>>,
     chosen: Option<Chosen>,
 }
 
-/// What the device has decided.
+/// Tokens that the device has chosen.
 #[derive(Debug, Clone)]
 struct Chosen {
-    /// `[pairs, most]`, whatever behind a head's last one.
-    places: Tensor<2, Int>,
-    /// Of how many tokens each head's were chosen.
+    /// The chosen tokens, `[B * Hkv, most]`; entries behind a head's last one are arbitrary.
+    indices: Tensor<2, Int>,
+    /// The number of tokens that each head chose from, `[B * Hkv]`.
     among: Vec<usize>,
 }
 
@@ -39,32 +39,32 @@ impl Selection {
     /// # Errors
     /// [`Error::InvalidPlan`] where a token occurs twice in a head.
     pub fn new(mut kept: Vec<Vec<u32>>) -> Result<Self> {
-        for (pair, tokens) in kept.iter_mut().enumerate() {
+        for (range, tokens) in kept.iter_mut().enumerate() {
             tokens.sort_unstable();
             if let Some(twice) = tokens.windows(2).find(|pair| pair[0] == pair[1]) {
                 return Err(Error::InvalidPlan {
                     what: "selection",
-                    reason: format!("token {} is kept twice in head {pair}", twice[0]),
+                    reason: format!("token {} is kept twice in head {range}", twice[0]),
                 });
             }
         }
         Ok(Self::of(kept))
     }
 
-    /// Of heads whose tokens ascend.
+    /// A selection of tokens that ascend in each head already.
     fn of(kept: Vec<Vec<u32>>) -> Self {
         let lengths = kept.iter().map(Vec::len).collect();
         Self { lengths, kept: OnceLock::from(kept), chosen: None }
     }
 
-    /// Keeps all of `tokens` tokens in each of `pairs` heads.
-    pub fn all(pairs: usize, tokens: usize) -> Self {
-        Self::of(vec![(0..tokens as u32).collect(); pairs])
+    /// Keeps all of `tokens` tokens in each of `total_kv_heads` head ranges.
+    pub fn all(total_kv_heads: usize, tokens: usize) -> Self {
+        Self::of(vec![(0..tokens as u32).collect(); total_kv_heads])
     }
 
     /// The highest `budget` scores of each head; see [`top`] for ties.
     ///
-    /// `scores` is `[pairs, tokens]` in row-major order.
+    /// `scores` is `[B * Hkv, tokens]` in row-major order.
     pub fn top(scores: &[f32], tokens: usize, budget: usize) -> Self {
         Self::of(scores.chunks(tokens.max(1)).map(|scores| top(scores, budget)).collect())
     }
@@ -76,22 +76,22 @@ impl Selection {
     /// `scores` `[B, Hkv, T]`, f32.
     ///
     /// # Errors
-    /// Those of [`top_slots`].
+    /// The errors of [`top_slots`].
     pub fn highest(scores: Tensor<3>, budget: usize) -> Result<Self> {
         let [batch, heads, tokens] = scores.dims();
-        let (pairs, budget) = (batch * heads, budget.min(tokens));
-        if pairs == 0 {
+        let (total_kv_heads, budget) = (batch * heads, budget.min(tokens));
+        if total_kv_heads == 0 {
             return Ok(Self::of(Vec::new()));
         }
         Self::highest_of(
-            scores.reshape([pairs, tokens]),
-            &vec![tokens; pairs],
-            &vec![budget; pairs],
+            scores.reshape([total_kv_heads, tokens]),
+            &vec![tokens; total_kv_heads],
+            &vec![budget; total_kv_heads],
         )
     }
 
-    /// The highest of the first `among` scores of each row, `[pairs, T]`; `counts` of them, but no
-    /// more than there are.
+    /// The `counts` highest of the first `among` scores of each row, `[B * Hkv, T]`; all of these
+    /// where there are fewer.
     pub(crate) fn highest_of(scores: Tensor<2>, among: &[usize], counts: &[usize]) -> Result<Self> {
         let lengths: Vec<usize> = among.iter().zip(counts).map(|(&a, &b)| a.min(b)).collect();
         let most = lengths.iter().copied().max().unwrap_or_default();
@@ -101,13 +101,13 @@ impl Selection {
         let device = scores.device();
         let upload = |of: &[usize]| counted(of, &device);
         let choice = Choice::Top(upload(&lengths));
-        let places = top_slots(scores, Some(upload(among)), choice, most)?.indices;
-        let chosen = Some(Chosen { places, among: among.to_vec() });
+        let indices = top_slots(scores, Some(upload(among)), choice, most)?.indices;
+        let chosen = Some(Chosen { indices, among: among.to_vec() });
         Ok(Self { lengths, kept: OnceLock::new(), chosen })
     }
 
-    /// The tokens that are not kept, of heads of `lengths` tokens, in their order; the device that
-    /// has the selection finds them.
+    /// The tokens that are not kept, of heads of `lengths` tokens, ascending. The device finds them
+    /// where it has made the selection.
     ///
     /// # Errors
     /// [`Error::InvalidPlan`] and [`Error::IndexOutOfRange`] where the selection does not fit
@@ -115,7 +115,7 @@ impl Selection {
     pub fn others(&self, lengths: &[usize]) -> Result<Self> {
         self.check(lengths)?;
         let counts: Vec<usize> = lengths.iter().zip(&self.lengths).map(|(a, b)| a - b).collect();
-        let Some(Chosen { places, .. }) = &self.chosen else {
+        let Some(Chosen { indices, .. }) = &self.chosen else {
             let heads = self.kept()?.iter().zip(lengths);
             let others = heads.map(|(kept, &length)| {
                 // Both ascend.
@@ -124,14 +124,15 @@ impl Selection {
             });
             return Ok(Self::of(others.collect()));
         };
-        let (pairs, width) = (lengths.len(), lengths.iter().copied().max().unwrap_or_default());
-        let device = places.device();
-        let firsts: Vec<usize> = (0..pairs).map(|pair| pair * width).collect();
+        let (total_kv_heads, width) =
+            (lengths.len(), lengths.iter().copied().max().unwrap_or_default());
+        let device = indices.device();
+        let firsts: Vec<usize> = (0..total_kv_heads).map(|range| range * width).collect();
         let kept = self.lists(&firsts, &device)?.slots;
-        let mut goes = Tensor::<1>::ones([pairs * width], (&device, DType::F32));
+        let mut goes = Tensor::<1>::ones([total_kv_heads * width], (&device, DType::F32));
         let none = Tensor::zeros([kept.shape().num_elements()], (&device, DType::F32));
         scatter_scalars(&mut goes, kept.flatten(0, 1), none)?;
-        Self::highest_of(goes.reshape([pairs, width]), lengths, &counts)
+        Self::highest_of(goes.reshape([total_kv_heads, width]), lengths, &counts)
     }
 
     /// AdaKV's reserve and fill: each head keeps its own best `reserved`, then the heads of a
@@ -211,33 +212,33 @@ impl Selection {
         Self::of(kept)
     }
 
-    /// Kept tokens of each (sequence, head). Waits for the device, once, where it has chosen them.
+    /// The kept tokens of each head range. Waits for the device, once, where it has chosen them.
     ///
     /// # Errors
     /// [`Error::Read`].
     pub fn kept(&self) -> Result<&[Vec<u32>]> {
         if self.kept.get().is_none()
-            && let Some(Chosen { places, .. }) = &self.chosen
+            && let Some(Chosen { indices, .. }) = &self.chosen
         {
-            let [_, most] = places.dims();
-            let read = read_i32("chosen tokens", places.clone())?;
+            let [_, most] = indices.dims();
+            let read = read_i32("chosen tokens", indices.clone())?;
             let heads = read.chunks(most).zip(&self.lengths);
             let heads = heads.map(|(head, &length)| {
                 head[..length].iter().map(|&at| at as u32).collect::<Vec<u32>>()
             });
-            // Another thread may have read the same.
+            // Another thread may have read the tokens meanwhile.
             let _ = self.kept.set(heads.collect());
         }
         Ok(self.kept.get().map_or(&[], Vec::as_slice))
     }
 
-    /// How many tokens each (sequence, head) keeps, `[B * Hkv]`.
+    /// The number of tokens that each head range keeps, `[B * Hkv]`.
     pub fn lengths(&self) -> &[usize] {
         &self.lengths
     }
 
-    /// `B * Hkv`.
-    pub fn pairs(&self) -> usize {
+    /// The number of head ranges, `B * Hkv`.
+    pub fn head_ranges(&self) -> usize {
         self.lengths.len()
     }
 
@@ -252,46 +253,47 @@ impl Selection {
     /// # Errors
     /// [`Error::Shape`] for another number of heads.
     pub fn lists(&self, firsts: &[usize], device: &Device) -> Result<SlotLists> {
-        expect_shape("firsts", &[firsts.len()], &[self.pairs()])?;
-        let (pairs, counts) = (self.pairs(), counted(&self.lengths, device));
+        expect_shape("firsts", &[firsts.len()], &[self.head_ranges()])?;
+        let (total_kv_heads, counts) = (self.head_ranges(), counted(&self.lengths, device));
         let most = self.lengths.iter().copied().max().unwrap_or_default().max(1);
         let slots = match (&self.chosen, self.kept.get()) {
-            (Some(Chosen { places, .. }), _) => {
-                let places = places.clone().to_device(device);
-                listed(places, counted(firsts, device), counts.clone())
+            (Some(Chosen { indices, .. }), _) => {
+                let indices = indices.clone().to_device(device);
+                listed(indices, counted(firsts, device), counts.clone())
             }
             (None, kept) => {
                 let heads = kept.map_or(&[][..], Vec::as_slice).iter().zip(firsts);
-                let mut slots = vec![-1; pairs * most];
+                let mut slots = vec![-1; total_kv_heads * most];
                 for (to, (kept, first)) in slots.chunks_mut(most).zip(heads) {
                     let rows = kept.iter().map(|&at| (first + at as usize) as i32);
                     to.iter_mut().zip(rows).for_each(|(to, row)| *to = row);
                 }
-                ints(slots, [pairs, most], device)
+                ints(slots, [total_kv_heads, most], device)
             }
         };
         Ok(SlotLists { slots, counts })
     }
 
-    /// Checks that every index, or what they were chosen among, is below its head's `lengths`.
+    /// Checks that every kept index is below its head's length. Where the device has made the
+    /// selection, checks the number of tokens that each head chose from instead.
     ///
     /// # Errors
     /// [`Error::IndexOutOfRange`], and [`Error::InvalidPlan`] for another number of heads.
     pub fn check(&self, lengths: &[usize]) -> Result<()> {
-        if self.pairs() != lengths.len() {
+        if self.head_ranges() != lengths.len() {
             return Err(Error::InvalidPlan {
                 what: "selection",
-                reason: format!("{} heads, the cache has {}", self.pairs(), lengths.len()),
+                reason: format!("{} heads, the cache has {}", self.head_ranges(), lengths.len()),
             });
         }
-        let last = |pair: usize| match &self.chosen {
+        let last = |range: usize| match &self.chosen {
             Some(Chosen { among, .. }) => {
-                among[pair].checked_sub(1).filter(|_| self.lengths[pair] > 0)
+                among[range].checked_sub(1).filter(|_| self.lengths[range] > 0)
             }
-            None => self.kept.get()?.get(pair)?.last().map(|&last| last as usize),
+            None => self.kept.get()?.get(range)?.last().map(|&last| last as usize),
         };
-        for (pair, &limit) in lengths.iter().enumerate() {
-            if let Some(index) = last(pair).filter(|&index| index >= limit) {
+        for (range, &limit) in lengths.iter().enumerate() {
+            if let Some(index) = last(range).filter(|&index| index >= limit) {
                 return Err(Error::IndexOutOfRange { what: "selection", index, limit });
             }
         }

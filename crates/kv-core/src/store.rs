@@ -45,7 +45,7 @@ struct LayerHeader {
 }
 
 impl LayerHeader {
-    /// States that are there. Some files name those that are not, with nothing in them.
+    /// The states with contents. Some files also name states that the cache does not have.
     fn states(&self) -> impl Iterator<Item = (&String, &Value)> {
         self.states.iter().filter(|(_, header)| match header {
             Value::Null | Value::Bool(false) => false,
@@ -186,11 +186,11 @@ impl HostCache {
         };
         let mut layers = Vec::new();
         for (index, layer) in header.layers.into_iter().enumerate() {
-            let pairs = layer.capacities.len();
-            let fits = layer.lengths.len() == pairs
+            let total_kv_heads = layer.capacities.len();
+            let fits = layer.lengths.len() == total_kv_heads
                 && layer.kv_heads > 0
-                && pairs == header.seen.len() * layer.kv_heads
-                && layer.limits.as_ref().is_none_or(|limits| limits.len() == pairs)
+                && total_kv_heads == header.seen.len() * layer.kv_heads
+                && layer.limits.as_ref().is_none_or(|limits| limits.len() == total_kv_heads)
                 && layer.lengths.iter().zip(&layer.capacities).all(|(l, c)| l <= c);
             if !fits {
                 return Err(invalid(format!("layer {index}: lengths and capacities do not fit")));
@@ -255,20 +255,20 @@ fn not_saved(name: &str) -> Error {
 fn read_state(file: &SafeTensors<'_>, name: &str) -> std::result::Result<TensorData, String> {
     let view = file.tensor(name).map_err(|_| format!("no tensor `{name}`"))?;
     let (dtype, shape) = (view.dtype(), view.shape());
-    let held = match dtype {
+    let accepted = match dtype {
         Dtype::F32 => Some(DType::F32),
         Dtype::I32 => Some(DType::I32),
         _ => None,
     };
-    let held = held.filter(|_| shape.len() == 3);
-    let held = held.ok_or_else(|| {
+    let accepted = accepted.filter(|_| shape.len() == 3);
+    let accepted = accepted.ok_or_else(|| {
         format!("`{name}` is {dtype:?} {shape:?}, expected F32 or I32 of 3 dimensions")
     })?;
     let bytes = Bytes::from_bytes_vec(view.data().to_vec());
-    Ok(TensorData::from_bytes(bytes, shape.to_vec(), held))
+    Ok(TensorData::from_bytes(bytes, shape.to_vec(), accepted))
 }
 
-/// What a file has of a layer's states. Whether that makes sense is for their policies to say.
+/// The saved forms of a layer's states. Policies check them when they restore a state.
 fn saved_states(
     file: &SafeTensors<'_>,
     index: usize,

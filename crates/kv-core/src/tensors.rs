@@ -32,17 +32,17 @@ pub(crate) fn ints<const D: usize>(
     Tensor::from_data(TensorData::new(values, shape), (device, DType::I32))
 }
 
-/// Places of rows that begin at `firsts`, `[R, W]`, as places in all; −1 from each row's count on.
-/// `firsts` and `counts` are `[R]`.
+/// Indices within rows, `[R, W]`, as indices into the pool that rows begin in at `firsts`, `[R]`;
+/// −1 from a row's count on (`counts`, `[R]`).
 pub(crate) fn listed(
-    places: Tensor<2, Int>,
+    indices: Tensor<2, Int>,
     firsts: Tensor<1, Int>,
     counts: Tensor<1, Int>,
 ) -> Tensor<2, Int> {
-    let [rows, width] = places.dims();
+    let [rows, width] = indices.dims();
     let wide = |numbers: Tensor<1, Int>| numbers.unsqueeze_dim::<2>(1).expand([rows, width]);
-    let columns = columns(rows, width, &places.device());
-    (places + wide(firsts)).mask_fill(columns.greater_equal(wide(counts)), NO_SLOT)
+    let columns = columns(rows, width, &indices.device());
+    (indices + wide(firsts)).mask_fill(columns.greater_equal(wide(counts)), NO_SLOT)
 }
 
 /// 0, 1, 2 and so on in every row, `[R, W]`.
@@ -66,8 +66,7 @@ pub fn zero_rows(rows: usize, width: usize, device: &Device, dtype: DType) -> Te
     Tensor::<1>::zeros([rows * width], (device, dtype)).reshape([rows, width])
 }
 
-/// Rows without padding between them, as kernels that write in place must have them; a copy where
-/// there is padding.
+/// Rows without padding, which kernels that write in place need; a copy where there is padding.
 pub fn packed(rows: Tensor<2>) -> Tensor<2> {
     let [count, width] = rows.dims();
     rows.reshape([count * width]).reshape([count, width])

@@ -25,8 +25,10 @@ fn ragged_selections_take_only_their_own_slots() {
         assert_eq!(cache.layout().lengths(), [3, 0, 1, 10]);
         assert_eq!(cache.layout().capacities(), [5, 2, 3, 12]);
         let positions = cache.read_positions().unwrap();
-        let live: Vec<i32> =
-            (0..4).flat_map(|pair| cache.layout().live(pair)).map(|slot| positions[slot]).collect();
+        let live: Vec<i32> = (0..4)
+            .flat_map(|range| cache.layout().live(range))
+            .map(|slot| positions[slot])
+            .collect();
         assert_eq!(live, [0, 3, 9, 1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
     }
 }
@@ -142,9 +144,9 @@ fn selections_of_a_device_are_those_of_the_host() {
 
         let cache = prompt_cache(device, &chosen, Room::Extra(1));
         let positions = cache.read_positions().unwrap();
-        for (pair, kept) in host.kept().unwrap().iter().enumerate() {
+        for (range, kept) in host.kept().unwrap().iter().enumerate() {
             let own: Vec<u32> =
-                cache.layout().live(pair).map(|slot| positions[slot] as u32).collect();
+                cache.layout().live(range).map(|slot| positions[slot] as u32).collect();
             assert_eq!(own, *kept, "{}", tested.name);
         }
         // It is refused where it does not fit.

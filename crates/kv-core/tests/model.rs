@@ -30,14 +30,14 @@ impl Pair {
     pub(crate) fn new(capacities: Vec<usize>, kv_heads: usize, device: &Device) -> Self {
         let mut options = CacheOptions::new(device, DType::F32);
         options.weighted = true;
-        let pairs = capacities.len();
+        let total_kv_heads = capacities.len();
         let mut cache = LayerCache::new(SlotLayout::new(kv_heads, capacities), DIM, options);
         let slots = cache.keys().dims()[0];
         let zeros = Tensor::zeros([slots], (device, DType::F32));
         cache.set_track("track", zeros, 0.5).unwrap();
         Self {
             cache,
-            heads: vec![Vec::new(); pairs],
+            heads: vec![Vec::new(); total_kv_heads],
             next: 0,
             numbers: Numbers::new(11),
             device: device.clone(),
@@ -56,13 +56,13 @@ impl Pair {
         Tensor::full([self.cache.layout().batch()], self.next, (&self.device, DType::I32))
     }
 
-    fn fresh(&self, pair: usize, keys: &[f32], values: &[f32]) -> Slot {
+    fn fresh(&self, range: usize, keys: &[f32], values: &[f32]) -> Slot {
         Slot {
             position: self.next,
             weight: 1.0,
             track: 0.5,
-            key: keys[pair * DIM..][..DIM].to_vec(),
-            value: values[pair * DIM..][..DIM].to_vec(),
+            key: keys[range * DIM..][..DIM].to_vec(),
+            value: values[range * DIM..][..DIM].to_vec(),
         }
     }
 
@@ -74,9 +74,9 @@ impl Pair {
         let result = self.cache.append(key, value, self.position());
         assert_eq!(result.is_ok(), fits, "{result:?}");
         if fits {
-            for pair in 0..self.heads.len() {
-                let slot = self.fresh(pair, &keys, &values);
-                self.heads[pair].push(slot);
+            for range in 0..self.heads.len() {
+                let slot = self.fresh(range, &keys, &values);
+                self.heads[range].push(slot);
             }
             self.next += 1;
         }
@@ -85,12 +85,12 @@ impl Pair {
     /// Gives one live slot of every head that has one another weight and track, and adds to its
     /// value.
     pub(crate) fn rewrite(&mut self) {
-        let pairs = self.heads.len();
-        let rows = self.numbers.normal(pairs * DIM);
+        let total_kv_heads = self.heads.len();
+        let rows = self.numbers.normal(total_kv_heads * DIM);
         let offsets = self.cache.layout().offsets().to_vec();
         let (mut slots, mut weights, mut tracks) = (Vec::new(), Vec::new(), Vec::new());
-        for (pair, &offset) in offsets.iter().enumerate() {
-            let length = self.heads[pair].len();
+        for (range, &offset) in offsets.iter().enumerate() {
+            let length = self.heads[range].len();
             weights.push(1.0 + self.numbers.below(4) as f32);
             tracks.push(self.numbers.below(9) as f32);
             if length == 0 {
@@ -99,9 +99,9 @@ impl Pair {
             }
             let index = self.numbers.below(length);
             slots.push((offset + index) as i32);
-            let slot = &mut self.heads[pair][index];
-            (slot.weight, slot.track) = (weights[pair], tracks[pair]);
-            let added = &rows[pair * DIM..][..DIM];
+            let slot = &mut self.heads[range][index];
+            (slot.weight, slot.track) = (weights[range], tracks[range]);
+            let added = &rows[range * DIM..][..DIM];
             slot.value.iter_mut().zip(added).for_each(|(value, added)| *value += added);
         }
         let slots = Tensor::<1, Int>::from_data(slots.as_slice(), (&self.device, DType::I32));
@@ -109,7 +109,7 @@ impl Pair {
         let logs: Vec<f32> = weights.iter().map(|weight| weight.ln()).collect();
         self.cache.write_log_weights(&slots, floats(&logs)).unwrap();
         self.cache.write_track("track", &slots, floats(&tracks)).unwrap();
-        let rows = floats(&rows).reshape([pairs, DIM]);
+        let rows = floats(&rows).reshape([total_kv_heads, DIM]);
         self.cache.add_values(&slots, rows).unwrap();
     }
 
@@ -131,14 +131,14 @@ impl Pair {
         let layout = self.cache.layout();
         // What lies behind a head's slots must not count.
         let mut scores = vec![f32::NAN; self.cache.keys().dims()[0]];
-        let counts: Vec<usize> = (0..self.heads.len()).map(|pair| (count + pair) % 6).collect();
-        for (pair, head) in self.heads.iter_mut().enumerate() {
-            let own = layout.live(pair);
+        let counts: Vec<usize> = (0..self.heads.len()).map(|range| (count + range) % 6).collect();
+        for (range, head) in self.heads.iter_mut().enumerate() {
+            let own = layout.live(range);
             scores[own.clone()].fill_with(|| self.numbers.below(4) as f32);
             let own = &scores[own];
             let mut order: Vec<usize> = (0..head.len()).collect();
             order.sort_by(|&a, &b| own[b].total_cmp(&own[a]).then(a.cmp(&b)));
-            order.truncate(counts[pair]);
+            order.truncate(counts[range]);
             order.sort_unstable();
             *head = order.into_iter().map(|index| head[index].clone()).collect();
         }
@@ -204,17 +204,17 @@ impl Pair {
         if most == 0 {
             return;
         }
-        let pairs = merges.len();
+        let total_kv_heads = merges.len();
         let weights = self.cache.read_weights().unwrap();
         let tracks = read_f32("track", self.cache.track("track").unwrap().clone()).unwrap();
-        let fill = |value: i32| vec![value; pairs * most];
+        let fill = |value: i32| vec![value; total_kv_heads * most];
         let (mut victims, mut targets, mut kept) = (fill(0), fill(-1), fill(-1));
-        let mut logs = [vec![0.0; pairs * most * 2], vec![0.0; pairs * most * 2]];
-        let mut sums = vec![0.0; pairs * most];
-        for (pair, own) in merges.iter().enumerate() {
-            let offset = self.cache.layout().offsets()[pair];
+        let mut logs = [vec![0.0; total_kv_heads * most * 2], vec![0.0; total_kv_heads * most * 2]];
+        let mut sums = vec![0.0; total_kv_heads * most];
+        for (range, own) in merges.iter().enumerate() {
+            let offset = self.cache.layout().offsets()[range];
             for (at, &(index, importance)) in own.iter().enumerate() {
-                let (slot, row) = (offset + index as usize, pair * most + at);
+                let (slot, row) = (offset + index as usize, range * most + at);
                 (victims[row], kept[row], targets[row]) = (slot as i32, slot as i32 - 1, at as i32);
                 logs[0][2 * row..][..2].copy_from_slice(&[weights[slot].ln(), importance.ln()]);
                 logs[1][2 * row] = weights[slot - 1].ln();
@@ -223,15 +223,15 @@ impl Pair {
         }
         let device = &self.device;
         let ints = |of: &[i32]| {
-            Tensor::<1, Int>::from_data(of, (device, DType::I32)).reshape([pairs, most])
+            Tensor::<1, Int>::from_data(of, (device, DType::I32)).reshape([total_kv_heads, most])
         };
         let counts: Vec<i32> = merges.iter().map(|own| own.len() as i32).collect();
         let counts = Tensor::<1, Int>::from_data(counts.as_slice(), (device, DType::I32));
         let [victim_weights, kept_weights] = logs.map(|logs| {
             let flat = Tensor::<1>::from_data(logs.as_slice(), (device, DType::F32));
-            flat.reshape([pairs, most, 2])
+            flat.reshape([total_kv_heads, most, 2])
         });
-        let slots = ints(&kept).reshape([pairs * most]);
+        let slots = ints(&kept).reshape([total_kv_heads * most]);
         let lists = MergeLists {
             victims: SlotLists { slots: ints(&victims), counts: counts.clone() },
             targets: ints(&targets),
@@ -241,7 +241,7 @@ impl Pair {
         };
         let options = MergeOptions { rule: KeyRule::Mean, ..MergeOptions::default() };
         let merged = self.cache.merge_slots(None, &lists, &options).unwrap();
-        let weights = merged.weights.narrow(2, 0, 1).reshape([pairs * most]);
+        let weights = merged.weights.narrow(2, 0, 1).reshape([total_kv_heads * most]);
         self.cache.write_log_weights(&slots, weights).unwrap();
         let sums = Tensor::<1>::from_data(sums.as_slice(), (device, DType::F32));
         self.cache.write_track("track", &slots, sums).unwrap();
@@ -263,9 +263,9 @@ impl Pair {
         let keys = read_f32("keys", self.cache.keys().clone()).unwrap();
         let values = read_f32("values", self.cache.values().clone()).unwrap();
         let close = |a: f32, b: f32| (a - b).abs() <= 1e-4 * (1.0 + b.abs());
-        for (pair, head) in self.heads.iter().enumerate() {
+        for (range, head) in self.heads.iter().enumerate() {
             let mut seen = std::collections::BTreeSet::new();
-            for (slot, expected) in layout.live(pair).zip(head) {
+            for (slot, expected) in layout.live(range).zip(head) {
                 assert_eq!(positions[slot], expected.position);
                 assert!(seen.insert(positions[slot]), "position {} twice", positions[slot]);
                 assert!(close(weights[slot], expected.weight));

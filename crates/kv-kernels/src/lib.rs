@@ -10,13 +10,13 @@
 //! - `kernel.rs` and others: the CubeCL source that CUDA, Vulkan, Metal and WGSL share.
 //! - `reference.rs`: plain loops, which run on the CPU and are the oracle of the kernel's tests.
 //!
-//! `components` holds the parts of kernels that several ops share, `backend` what ops share on the
-//! host: checks, errors, devices and buffers.
+//! `components` holds parts of kernels that several ops share. `backend` holds their host code:
+//! checks, errors, devices and buffers.
 //!
 //! # Forcing a kernel
 //!
 //! An op that has several kernels chooses one from the device and the call's shape. Its options
-//! name the kernels (`strategy`), and `Auto`, the default, chooses. A kernel that does not serve
+//! name the kernels (`strategy`), and `Auto`, the default, chooses. A forced kernel that cannot run
 //! the call is refused with [`KernelError::Unavailable`]:
 //!
 //! ```

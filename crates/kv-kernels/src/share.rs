@@ -1,19 +1,21 @@
-//! Shares of a sequence that the host and every device round alike.
+//! Shares of a sequence as fixed-point numbers, which the host and all devices round alike.
 
 /// A share of a sequence, below 1, as a multiple of 2⁻³².
 ///
 /// Windows and frozen prefixes end at `floor(share * tokens)`. As a fixed-point number the product
-/// is exact, so that the host and all devices agree on every end, whatever their floats do.
+/// is exact, so that the host and all devices agree on every end, whatever the rounding of their
+/// floats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Share(u32);
 
 impl Share {
-    /// The share, rounded up: 0 for what is negative or no number, just below 1 for 1 and more.
+    /// The share, rounded up. A negative number or NaN gives 0; 1 or more gives the largest share
+    /// below 1.
     ///
-    /// Rounded up, a share such as 0.7 has 7 of 10 tokens, as in exact arithmetic; rounded down it
-    /// would have 6.
+    /// Because it is rounded up, a share such as 0.7 has 7 of 10 tokens, as in exact arithmetic.
+    /// Rounded down, it would have 6.
     pub fn new(share: f64) -> Self {
-        // The conversion saturates, and takes NaN as 0.
+        // The conversion saturates, and turns NaN into 0.
         Self((share * 2f64.powi(32)).ceil() as u32)
     }
 
@@ -35,7 +37,7 @@ impl Share {
         ((u128::from(self.0) * tokens as u128) >> 32) as usize
     }
 
-    /// The fewest tokens of which it is at least `count`; `None` where no sequence is so long.
+    /// The fewest tokens of which this share is at least `count`; `None` where no length suffices.
     pub fn reaches(self, count: usize) -> Option<usize> {
         if count == 0 {
             return Some(0);
@@ -44,18 +46,18 @@ impl Share {
         usize::try_from(((count as u128) << 32).div_ceil(u128::from(share.get()))).ok()
     }
 
-    /// Whether it is none of any sequence.
+    /// Whether the share is 0, and so 0 tokens of any sequence.
     pub fn is_zero(self) -> bool {
         self.0 == 0
     }
 
-    /// In units of 2⁻³².
+    /// The share in units of 2⁻³².
     pub fn bits(self) -> u32 {
         self.0
     }
 
     /// The index of the first token that query `index` sees, both counted from 0: with tokens
-    /// counted from 1, query `t` sees those from `floor(share * t)` on.
+    /// counted from 1, query `t` sees the tokens from `floor(share * t)` on.
     pub fn first_seen(self, index: usize) -> usize {
         self.of(index + 1).saturating_sub(1)
     }

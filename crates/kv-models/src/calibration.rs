@@ -1,5 +1,5 @@
-//! Which channels of queries and keys matter most, measured on a text: what Double Sparsity and
-//! HShare approximate attention by.
+//! The channels of queries and keys that matter most, measured on a text. Double Sparsity and
+//! HShare approximate attention by them.
 
 use std::path::{Path, PathBuf};
 
@@ -18,11 +18,11 @@ const FILE: &str = "channels.json";
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Calibration {
-    /// The model, with what tells it from others of its name.
+    /// The model's fingerprint.
     pub model: String,
     /// The text's name.
     pub text: String,
-    /// What channels are ranked by: its mean over all tokens of all windows.
+    /// The statistic that ranks channels, by its mean over all tokens of all windows.
     pub statistic: ChannelStatistic,
     /// Tokens of a window.
     pub window: usize,
@@ -36,7 +36,7 @@ impl Calibration {
     /// Measures a model on windows of a text called `text`. `done` is called behind each window.
     ///
     /// # Errors
-    /// Those of [`crate::Llama::prefill`]; [`ModelError::NonFinite`] with the window.
+    /// The errors of [`crate::Llama::prefill`]; [`ModelError::NonFinite`] with the window.
     pub fn measure(
         model: &Model,
         text: &str,
@@ -81,10 +81,10 @@ impl Calibration {
         })
     }
 
-    /// Where a model's is kept: `channels.json` in its local folder.
+    /// The path of a model's calibration: `channels.json` in its local folder.
     ///
     /// # Errors
-    /// [`FisherError::NoFolder`] for models that [`Model::load`] finds elsewhere.
+    /// [`FisherError::NoFolder`] for models without a local folder.
     pub fn beside(model: &str) -> Result<PathBuf> {
         let folder = Path::new(model);
         match folder.is_dir() {
@@ -103,10 +103,10 @@ impl Calibration {
         read().map_err(|source| ModelError::io(path, source))
     }
 
-    /// Whether it is of this model, whatever name that has now.
+    /// Whether this is the calibration of `model`, whatever its name is now.
     ///
     /// # Errors
-    /// Where the device gives the model's weights not back.
+    /// Where the model's weights cannot be read from the device.
     pub fn is_of(&self, model: &Model) -> Result<bool> {
         let weights = |name: &str| name.rsplit_once(" (").map(|(_, weights)| weights.to_owned());
         Ok(weights(&self.model) == weights(&model.fingerprint()?))

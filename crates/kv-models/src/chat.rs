@@ -82,7 +82,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// [`ModelError::MissingChatTemplate`] if there is none; [`ModelError::InvalidJson`];
-    /// [`ModelError::Io`]; those of [`Self::new`].
+    /// [`ModelError::Io`]; the errors of [`Self::new`].
     pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
         let config = read_object(&folder.join("tokenizer_config.json"))?;

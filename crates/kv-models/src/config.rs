@@ -69,14 +69,14 @@ impl fmt::Display for Architecture {
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum RopeScaling {
-    /// Not at all.
+    /// Frequencies stay as they are.
     None,
     /// All frequencies divided by one factor (position interpolation).
     Linear {
         /// The divisor.
         factor: f64,
     },
-    /// Llama 3.1: low frequencies divided, high ones kept, those between interpolated.
+    /// Llama 3.1: low frequencies divided, high ones kept, frequencies between interpolated.
     Llama3 {
         /// The divisor of low frequencies.
         factor: f64,
@@ -88,7 +88,7 @@ pub enum RopeScaling {
         original_max_positions: usize,
     },
     /// YaRN ([2309.00071](https://arxiv.org/abs/2309.00071)): pairs of elements that turn slowly
-    /// have their frequencies divided, those that turn fast keep them, those between are
+    /// have their frequencies divided, pairs that turn fast keep theirs, and pairs between are
     /// interpolated. Queries and keys are scaled besides, which makes attention sharper.
     Yarn {
         /// The divisor of low frequencies.
@@ -99,7 +99,7 @@ pub enum RopeScaling {
         attention_factor: f64,
         /// Pairs that turn more often than this within the first context keep their frequency.
         beta_fast: f64,
-        /// Pairs that turn less often than this have theirs divided.
+        /// Pairs that turn less often than this have their frequency divided.
         beta_slow: f64,
         /// Whether the bounds between these pairs are rounded outwards to whole pairs.
         truncate: bool,
@@ -146,9 +146,9 @@ pub struct ModelConfig {
     /// Longest sequence, in tokens: `max_position_embeddings`, or as far as the rotary embedding's
     /// scaling reaches, or the sliding window.
     pub max_positions: usize,
-    /// How many tokens attention of some layers reaches back, where that is less than the positions
-    /// that the model has otherwise. Windows that slide are not implemented: sequences end where
-    /// the first token would leave the window, up to where all layers attend to all tokens.
+    /// The sliding window of some layers, in tokens, where it is smaller than the positions that
+    /// the model has otherwise. Sliding is not implemented: sequences end before the first token
+    /// would leave the window, so that all layers attend to all tokens.
     pub sliding_window: Option<usize>,
     /// Epsilon of every RMS norm.
     pub rms_norm_eps: f64,
@@ -194,7 +194,7 @@ impl ModelConfig {
     /// Reads a `config.json`.
     ///
     /// # Errors
-    /// [`ModelError::Io`], and those of [`Self::from_json`].
+    /// [`ModelError::Io`], and the errors of [`Self::from_json`].
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
         Self::from_json(&read(path.as_ref())?)
     }
@@ -203,7 +203,7 @@ impl ModelConfig {
     /// whose list of end tokens replaces that of `config.json`.
     ///
     /// # Errors
-    /// [`ModelError::MissingFile`] without `config.json`, and those of [`Self::from_json`].
+    /// [`ModelError::MissingFile`] without `config.json`, and the errors of [`Self::from_json`].
     pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
         let path = folder.as_ref().join("config.json");
         if !path.is_file() {

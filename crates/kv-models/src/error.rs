@@ -243,7 +243,7 @@ pub enum ModelError {
     )]
     UnknownHistory,
 
-    /// A decoder that failed in the midst of a step was asked for another.
+    /// A decoder that failed within a step was asked for another step.
     #[error("an earlier step of this decoder failed; start the sequences anew")]
     DecoderFailed,
 

@@ -20,13 +20,13 @@ const FILE: &str = "fisher.json";
 /// Fisher information of every layer's key and value projections, from which KVReviver (appendix
 /// "Fisher Information") takes how the layers share a budget.
 ///
-/// It is the empirical, diagonal one: for each window of a text the gradient of the mean negative
-/// log-likelihood of its tokens is squared and summed over a matrix, and the mean is taken over
-/// the windows. Only ratios of it mean something.
+/// It is the diagonal of the empirical Fisher information: for each window of a text the gradient
+/// of the mean negative log-likelihood of its tokens is squared and summed over a matrix, and the
+/// mean is taken over the windows. Only its ratios between layers mean something.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fisher {
-    /// The model, with what tells it from others of its name.
+    /// The model's fingerprint.
     pub model: String,
     /// The text's name.
     pub text: String,
@@ -34,7 +34,7 @@ pub struct Fisher {
     pub window: usize,
     /// Windows.
     pub samples: usize,
-    /// One a layer.
+    /// The information of each layer.
     pub layers: Vec<LayerFisher>,
 }
 
@@ -42,14 +42,14 @@ pub struct Fisher {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LayerFisher {
-    /// Of the weights of its keys.
+    /// The information of the weights of keys.
     pub keys: f32,
-    /// Of the weights of its values.
+    /// The information of the weights of values.
     pub values: f32,
 }
 
 impl LayerFisher {
-    /// Of both.
+    /// The sum over keys and values.
     pub fn sum(&self) -> f64 {
         f64::from(self.keys) + f64::from(self.values)
     }
@@ -59,7 +59,7 @@ impl Fisher {
     /// Measures a model on windows of a text called `text`. `done` is called behind each window.
     ///
     /// # Errors
-    /// Those of [`crate::Llama::kv_gradients`]; [`FisherError::NonFinite`].
+    /// The errors of [`crate::Llama::kv_gradients`]; [`FisherError::NonFinite`].
     pub fn measure(
         model: &Model,
         text: &str,
@@ -88,16 +88,16 @@ impl Fisher {
         Ok(Self { model: model.fingerprint()?, text: text.into(), window, samples, layers })
     }
 
-    /// Every layer's share of the whole, which is 1.
+    /// Every layer's share of the sum over layers; shares sum to 1.
     pub fn shares(&self) -> Vec<f64> {
         let sum: f64 = self.layers.iter().map(LayerFisher::sum).sum();
         self.layers.iter().map(|layer| layer.sum() / sum).collect()
     }
 
-    /// Budgets in proportion to it, for a model of `layers` layers.
+    /// Budgets in proportion to the information, for a model of `layers` layers.
     ///
     /// # Errors
-    /// [`FisherError::WrongLayers`] where another number was measured.
+    /// [`FisherError::WrongLayers`] where another number of layers was measured.
     pub fn allocation(&self, layers: usize) -> Result<LayerAllocation> {
         if self.layers.len() != layers {
             let (model, actual) = (self.model.clone(), self.layers.len());
@@ -106,10 +106,10 @@ impl Fisher {
         Ok(LayerAllocation::Weights(self.shares()))
     }
 
-    /// Where a model's is kept: `fisher.json` in its local folder.
+    /// The path of a model's Fisher information: `fisher.json` in its local folder.
     ///
     /// # Errors
-    /// [`FisherError::NoFolder`] for models that [`Model::load`] finds elsewhere.
+    /// [`FisherError::NoFolder`] for models without a local folder.
     pub fn beside(model: &str) -> Result<PathBuf> {
         let folder = Path::new(model);
         match folder.is_dir() {

@@ -44,7 +44,7 @@ pub enum Finish {
     Cancelled,
 }
 
-/// What a request has got: a token, or the rest of its text.
+/// An event of a request: a token, or the rest of its text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
     /// Which request.
@@ -68,7 +68,7 @@ pub struct Generated {
     pub finish: Finish,
 }
 
-/// A request on its way.
+/// A request whose tokens are being generated.
 struct Running<'a> {
     request: &'a Request,
     tokens: Vec<u32>,
@@ -127,7 +127,7 @@ pub fn generate(
         for (row, token) in decoder.next_tokens()?.into_iter().enumerate() {
             let sequence = &mut running[row];
             if sequence.finish.is_some() {
-                // Its row goes on with any token; nothing of it is seen.
+                // Its row goes on with arbitrary tokens, which nobody sees.
                 continue;
             }
             let mut events = Vec::from_iter(sequence.take(model, row, token)?);
@@ -182,7 +182,7 @@ impl<'a> Running<'a> {
         Ok(text.map(|text| Event { request: row, token: None, text: Some(text) }))
     }
 
-    /// What came of it; a sequence that could have gone on was cancelled.
+    /// The result. A sequence that could have gone on was cancelled.
     fn result(mut self) -> Result<Generated> {
         if let Some(output) = &mut self.output {
             output.finish()?;

@@ -141,7 +141,7 @@ impl Hub {
         if let Some(file) = missing_file(&folder)? {
             return Err(HubError::MissingFile { model: model.to_string(), file }.into());
         }
-        // What was all there already has not been recorded as the newest version by a download.
+        // Where all files were there already, no download has recorded the newest version.
         let recorded = cache.model(model.to_string()).create_ref(&info.sha);
         recorded.map_err(|source| ModelError::io(&self.cache, source))?;
         Ok(folder)
@@ -173,7 +173,7 @@ fn hub_error(model: &str, error: ApiError) -> HubError {
     }
 }
 
-/// The HTTP status, if it came to one.
+/// The HTTP status of the answer, if there was one.
 fn status(error: ApiError) -> Option<u16> {
     match error {
         ApiError::RequestError(error) => error.into_response().map(|response| response.status()),

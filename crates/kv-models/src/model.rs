@@ -33,7 +33,7 @@ pub struct Model {
     /// `None` without a chat template, an error's reason for one that does not parse: it fails
     /// where it is used, not where the model is loaded.
     chat: Option<std::result::Result<ChatTemplate, String>>,
-    /// The thread that loaded it.
+    /// The thread that loaded the model.
     home: ThreadId,
 }
 
@@ -86,7 +86,7 @@ impl Model {
     /// Loads a folder in the Hugging Face layout.
     ///
     /// # Errors
-    /// As [`Self::load`].
+    /// The errors of [`Self::load`].
     pub fn from_folder(folder: &Path, device: &Device, dtype: Option<DType>) -> Result<Self> {
         let mut config = ModelConfig::from_folder(folder)?;
         let tokenizer = folder.join("tokenizer.json");
@@ -121,8 +121,8 @@ impl Model {
         &self.name
     }
 
-    /// What tells this model from others of the same name, in saved caches: its shape and a
-    /// checksum of its last norm's weights.
+    /// The fingerprint that tells this model from others of its name in saved caches: its shape and
+    /// a checksum of its last norm's weights.
     pub(crate) fn fingerprint(&self) -> Result<String> {
         let config = self.config();
         let (layers, heads, dim) = (config.num_layers, config.num_kv_heads, config.head_dim);
@@ -134,7 +134,7 @@ impl Model {
         Ok(format!("{} ({layers} x {heads} x {dim}, {sum:016x})", self.name))
     }
 
-    /// The thread that loaded it.
+    /// The thread that loaded the model.
     pub(crate) fn home(&self) -> ThreadId {
         self.home
     }
@@ -166,7 +166,7 @@ impl Model {
     /// Tokens of a text that goes on behind others, without special ones.
     ///
     /// # Errors
-    /// As [`Self::encode`].
+    /// The errors of [`Self::encode`].
     pub fn encode_continuation(&self, text: &str) -> Result<Vec<u32>> {
         self.need_tokenizer()?.encode(text, false)
     }
@@ -192,7 +192,7 @@ impl Model {
     /// [`Self::encode_chat`] with variables of the template, such as `enable_thinking` of Qwen3.
     ///
     /// # Errors
-    /// As [`Self::encode_chat`].
+    /// The errors of [`Self::encode_chat`].
     pub fn encode_chat_with(
         &self,
         messages: &[Message],
@@ -229,7 +229,7 @@ impl ModelConfig {
     /// (though a model of the hub is downloaded with them).
     ///
     /// # Errors
-    /// As [`Model::load`].
+    /// The errors of [`Model::load`].
     pub fn from_name(name: &str) -> Result<Self> {
         if let Some(preset_name) = name.strip_prefix(RANDOM) {
             return preset(preset_name);
@@ -244,12 +244,13 @@ impl ModelConfig {
 
 impl ChatTemplate {
     /// The chat template of a model by the name that [`Model::load`] takes, without its weights
-    /// (though a model of the hub is downloaded with them): who needs a template can ask for it
-    /// before the weights are loaded.
+    /// (though a model of the hub is downloaded with them): a program can look at the template
+    /// before it loads the weights.
     ///
     /// # Errors
     /// [`ModelError::MissingChatTemplate`] for models without one, random and embedded ones among
-    /// them; [`ModelError::ChatTemplate`] for one that does not parse; those of finding the model.
+    /// them; [`ModelError::ChatTemplate`] for one that does not parse; the errors of finding the
+    /// model.
     pub fn from_name(name: &str) -> Result<Self> {
         let embedded = model_names().iter().any(|known| known == name) && !Path::new(name).is_dir();
         if embedded || name.starts_with(RANDOM) {

@@ -98,7 +98,7 @@ impl TextOutput {
         self.text
     }
 
-    /// What is new up to a byte of the text.
+    /// The new text up to the byte `end`.
     fn show(&mut self, end: usize) -> String {
         let piece = self.text[self.shown..end].to_string();
         self.shown = end;

@@ -8,11 +8,11 @@ use kv_kernels::RotaryTable;
 
 use crate::config::{ModelConfig, RopeScaling};
 
-/// The `D / 2` inverse frequencies, in radians per token, scaled as the configuration says: those
-/// of sequences within the trained context, where the scaling depends on the length.
+/// The `D / 2` inverse frequencies, in radians per token, scaled as the configuration says. Where
+/// the scaling depends on the length, they are for sequences within the trained context.
 ///
-/// The scalings are those of `transformers` (`modeling_rope_utils.py`): `llama3` of Llama 3.1,
-/// `yarn` of [2309.00071](https://arxiv.org/abs/2309.00071), section 3.
+/// The scalings follow `transformers` (`modeling_rope_utils.py`): `llama3` of Llama 3.1, `yarn` of
+/// [2309.00071](https://arxiv.org/abs/2309.00071), section 3.
 pub fn inverse_frequencies(config: &ModelConfig) -> Vec<f64> {
     inverse_frequencies_of(config, 0)
 }
@@ -57,7 +57,8 @@ pub fn inverse_frequencies_of(config: &ModelConfig, tokens: usize) -> Vec<f64> {
             truncate,
             ..
         } => {
-            // The pair that turns so often within the original context, a fraction.
+            // The (fractional) index of the pair that turns `turns` times within the original
+            // context.
             let pair_of = |turns: f64| {
                 dim * (original_max_positions as f64 / (turns * TAU)).ln() / (2.0 * theta.ln())
             };
@@ -82,7 +83,7 @@ fn interpolated(frequency: f64, factor: f64, kept: f64) -> f64 {
 
 /// Cosines and sines of the positions `0..positions` of tokens that follow each other one by one,
 /// in f32 (computed in f64 on the host). Under dynamic NTK, prompts beyond the trained context have
-/// others: those of [`inverse_frequencies_of`] their length.
+/// other ones, by [`inverse_frequencies_of`] their length.
 pub fn rotary_table(config: &ModelConfig, positions: usize, device: &Device) -> RotaryTable {
     let usual = inverse_frequencies(config);
     let trained = trained_context(config).unwrap_or(positions);

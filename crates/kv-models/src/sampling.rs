@@ -5,8 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{ModelError, Result};
 
-/// How the next token is chosen. What the fields say applies in their order, as in Hugging Face's
-/// `generate`.
+/// How the next token is chosen. The fields apply in their order, as in Hugging Face's `generate`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Sampling {

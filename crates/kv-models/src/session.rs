@@ -48,9 +48,8 @@ impl<'a> Session<'a> {
     /// prompt at a time; nothing is ever padded.
     ///
     /// # Errors
-    /// [`ModelError`] for prompts that are empty or too long,
-    /// [`ModelError::BeyondSlidingWindow`] where a prompt and its new tokens are, and those of the
-    /// policy.
+    /// [`ModelError`] for prompts that are empty or too long, [`ModelError::BeyondSlidingWindow`]
+    /// where a prompt and its new tokens exceed the window, and the errors of the policy.
     pub fn start(
         model: &'a Model,
         policy: Arc<dyn Policy>,
@@ -62,11 +61,11 @@ impl<'a> Session<'a> {
         sessions.pop().ok_or(ModelError::EmptyPrompt)
     }
 
-    /// [`Self::start`] under several policies at once: they share the prefill, but for those that
-    /// change it (that prune hidden states, freeze them or narrow windows), which prefill alone.
+    /// [`Self::start`] under several policies at once: they share the prefill. Policies that change
+    /// it (prune hidden states, freeze them or narrow windows) prefill alone.
     ///
     /// # Errors
-    /// As [`Self::start`].
+    /// The errors of [`Self::start`].
     pub fn start_many(
         model: &'a Model,
         policies: &[Arc<dyn Policy>],
@@ -157,7 +156,7 @@ impl<'a> Session<'a> {
     /// Appends one token to every sequence. The state is unchanged after an error in the tokens.
     ///
     /// # Errors
-    /// [`ModelError`] of [`crate::Llama::decode`].
+    /// The errors of [`crate::Llama::decode`].
     pub fn step(&mut self, tokens: &[u32]) -> Result<()> {
         let _work = device_work();
         let before = self.cache.seen.clone();
@@ -191,7 +190,7 @@ impl<'a> Session<'a> {
     /// the logits before each of them, `[N]` of `[B, vocabulary]`.
     ///
     /// # Errors
-    /// As [`Self::step`].
+    /// The errors of [`Self::step`].
     pub fn append(&mut self, tokens: &[&[u32]]) -> Result<Vec<Tensor<2>>> {
         let _work = device_work();
         let count = tokens.first().map_or(0, |tokens| tokens.len());
@@ -251,7 +250,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Says which tokens the sequences have, prompts included: a resumed session does not know
+    /// Sets the tokens that the sequences have, prompts included: a resumed session does not know
     /// them, and a repetition penalty needs them.
     ///
     /// # Errors

@@ -12,7 +12,7 @@ use crate::error::{ModelError, Result};
 pub(crate) struct SpecialTokens(BTreeMap<String, String>);
 
 impl SpecialTokens {
-    /// Those of `tokenizer_config.json` and, where it does not name them, of
+    /// The special tokens of `tokenizer_config.json` and, where it does not name them, of
     /// `special_tokens_map.json`; both files may be absent.
     ///
     /// # Errors

@@ -279,8 +279,8 @@ fn bytes_follow_the_schedule() {
             MemoryReport::full(tokens, layers, config.num_kv_heads, config.head_dim, dtype)
         };
         let of = |free: bool| json!({"policy": "psaw", "phi": 0.2, "start": 0, "free": free});
-        let (held, freed) = (start(of(false)), start(of(true)));
-        assert_eq!(held.memory().in_use, full(tokens, LAYERS));
+        let (whole, freed) = (start(of(false)), start(of(true)));
+        assert_eq!(whole.memory().in_use, full(tokens, LAYERS));
         let expected: usize = (0..LAYERS)
             .map(|layer| {
                 // All but those between the sinks and what the next query sees.
@@ -289,10 +289,10 @@ fn bytes_follow_the_schedule() {
             })
             .sum();
         assert_eq!(freed.memory().in_use, expected);
-        let ((expected, held), (logits, freed)) = (decoded(held), decoded(freed));
+        let ((expected, whole), (logits, freed)) = (decoded(whole), decoded(freed));
         let worst = logits.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(worst < 1e-3, "{}: {worst}", tested.name);
-        assert!(freed < held * 3 / 4, "{freed} of {held} bytes");
+        assert!(freed < whole * 3 / 4, "{freed} of {whole} bytes");
         for (reuse, layers) in [("hidden", 1), ("keys-values", 2)] {
             let session = start(json!({"policy": "etf", "psi": 0.3, "start": 1, "reuse": reuse}));
             assert_eq!(session.memory().scratch, full(tokens, layers));

@@ -134,18 +134,18 @@ fn replayed_steps_allocate_nothing() {
             json!({"policy": "r-kv", "budget": 64, "interval": 100}),
         ] {
             let mut decoder = decoder(&start(&model, &config, 60));
-            let mut held = Vec::new();
+            let mut usages = Vec::new();
             for _ in 0..60 {
                 decoder.next_tokens().unwrap();
                 tested.device.sync().unwrap();
                 if decoder.is_recorded() {
                     let usage = tested.device.memory_pool_usage().unwrap();
-                    held.push([usage.number_allocs, usage.bytes_in_use, usage.bytes_reserved]);
+                    usages.push([usage.number_allocs, usage.bytes_in_use, usage.bytes_reserved]);
                 }
             }
-            assert!(held.len() > 40, "{config} on {}: {} replays", tested.name, held.len());
+            assert!(usages.len() > 40, "{config} on {}: {} replays", tested.name, usages.len());
             // The first step behind the recording lets go of what was there before.
-            let settled = &held[2..];
+            let settled = &usages[2..];
             assert!(settled.iter().all(|own| *own == settled[0]), "{config}: {settled:?}");
         }
     }
@@ -182,8 +182,12 @@ fn steps_ahead_of_the_host_draw_the_same() {
                 let session = decoder.into_session().unwrap();
                 let logits = session.read_logits().unwrap();
                 let lengths = session.cache().layers[0].layout().lengths().to_vec();
-                let pairs = lengths.len() / 3;
-                (session.cache().seen[1..].to_vec(), lengths[pairs..].to_vec(), logits[1].clone())
+                let kv_heads = lengths.len() / 3;
+                (
+                    session.cache().seen[1..].to_vec(),
+                    lengths[kv_heads..].to_vec(),
+                    logits[1].clone(),
+                )
             };
             assert_eq!(of(launched), of(ahead), "{config} on {}", tested.name);
         }

@@ -165,7 +165,7 @@ impl Policy for FirstInFirstOut {
 fn number_newest(cache: &mut LayerCache) -> Result<()> {
     let ranges = cache.ranges();
     let newest = (ranges.offsets.clone() + ranges.lengths.clone()).sub_scalar(1);
-    let heads = cache.layout().pairs();
+    let heads = cache.layout().head_ranges();
     let missing = || Error::InvalidPlan { what: "step", reason: "no arrivals".into() };
     let arrivals = cache.policy_state_mut::<Arrivals>().ok_or_else(missing)?;
     let numbers = arrivals.0.clone().float().cast(DType::F32).reshape([heads]);

@@ -28,11 +28,11 @@ impl CompressedAttention {
         Self { policy, layer, cache: None }
     }
 
-    /// Compresses the prompt, with room for `new_tokens` steps. What `observation` must hold,
-    /// [`Policy::needs`] says. A cache of an earlier prompt is freed.
+    /// Compresses the prompt, with room for `new_tokens` steps. [`Policy::needs`] says what
+    /// `observation` must hold. A cache of an earlier prompt is freed.
     ///
     /// # Errors
-    /// Those of [`Policy::prefill`]; there is no cache then.
+    /// The errors of [`Policy::prefill`]; there is no cache then.
     pub fn prefill(
         &mut self,
         observation: &Observation<'_>,
@@ -47,7 +47,7 @@ impl CompressedAttention {
     /// One decode step: append, attend, update. Returns the attention output, `[B, Hq, D]`.
     ///
     /// # Errors
-    /// [`PolicyError::MissingObservation`] before a prompt, and those of [`Policy::step`].
+    /// [`PolicyError::MissingObservation`] before a prompt, and the errors of [`Policy::step`].
     pub fn forward(&mut self, step: Step) -> Result<Tensor<3>> {
         let policy = self.policy.name();
         let missing = PolicyError::MissingObservation { policy, what: "a prompt" };

@@ -20,7 +20,7 @@ fn golden_balancekv() {
                 Some(tensor.reshape([batch * heads, tokens, dim]))
             };
             let keys = flat("key").unwrap();
-            let [pairs, ..] = keys.dims();
+            let [total_kv_heads, ..] = keys.dims();
             let rounds = golden.number("itrs") as usize;
             let block = golden.number("block_size") as usize;
             let walk = OfficialWalk {
@@ -34,9 +34,9 @@ fn golden_balancekv() {
             let uniforms: Vec<_> = (0..rounds)
                 .map(|round| golden.tensor(&format!("it{round}.uniform")).f32())
                 .collect();
-            let numbers = |round: usize, pair: usize, place: usize| {
+            let numbers = |round: usize, range: usize, place: usize| {
                 let uniforms = &uniforms[round];
-                uniforms[pair * (uniforms.len() / pairs) + place]
+                uniforms[range * (uniforms.len() / total_kv_heads) + place]
             };
             let lists = walk.run(&keys, flat("value").as_ref(), numbers).unwrap();
             for round in 0..rounds {
@@ -55,13 +55,13 @@ fn golden_balancekv() {
 /// A prompt whose keys gather around a few directions, as real ones do: `[B, Hkv, T, D]`.
 fn clustered(seed: u64, [batch, heads, tokens, dim]: [usize; 4], device: &Device) -> Prompt {
     let mut numbers = Numbers::new(seed);
-    let pairs = batch * heads;
+    let total_kv_heads = batch * heads;
     let mut rows = || {
-        let centres = numbers.normal(pairs * CLUSTERS * dim);
-        let mut rows = Vec::with_capacity(pairs * tokens * dim);
-        for pair in 0..pairs {
+        let centres = numbers.normal(total_kv_heads * CLUSTERS * dim);
+        let mut rows = Vec::with_capacity(total_kv_heads * tokens * dim);
+        for range in 0..total_kv_heads {
             for _ in 0..tokens {
-                let centre = (pair * CLUSTERS + numbers.below(CLUSTERS)) * dim;
+                let centre = (range * CLUSTERS + numbers.below(CLUSTERS)) * dim;
                 let noise = numbers.normal(dim);
                 rows.extend(noise.iter().zip(&centres[centre..]).map(|(n, c)| 1.5 * c + 0.5 * n));
             }
@@ -77,14 +77,14 @@ fn clustered(seed: u64, [batch, heads, tokens, dim]: [usize; 4], device: &Device
 const CLUSTERS: usize = 8;
 
 /// Live slots of a head: position, denominator's weight, numerator's.
-pub(crate) fn weights(cache: &LayerCache, pair: usize) -> Vec<(i32, f32, f32)> {
+pub(crate) fn weights(cache: &LayerCache, range: usize) -> Vec<(i32, f32, f32)> {
     let positions = cache.read_positions().unwrap();
     let denominators = cache.read_weights().unwrap();
     let numerators = match cache.track(NUMERATORS) {
         Some(track) => read_f32("numerators", track.clone()).unwrap(),
         None => denominators.clone(),
     };
-    let live = cache.layout().live(pair);
+    let live = cache.layout().live(range);
     let mut all: Vec<_> =
         live.map(|slot| (positions[slot], denominators[slot], numerators[slot])).collect();
     all.sort_by_key(|(position, ..)| *position);
@@ -99,8 +99,8 @@ fn balancekv_keeps_its_budget_exactly() {
             for block in [32, 256] {
                 let config = json!({"policy": "balancekv", "budget": budget, "block": block});
                 let cache = prompt.compress(&*policy(config), 4);
-                for pair in 0..4 {
-                    let kept = weights(&cache, pair);
+                for range in 0..4 {
+                    let kept = weights(&cache, range);
                     assert_eq!(kept.len(), budget, "{} {budget}", tested.name);
                     let (sinks, recents) = (budget / 4, budget / 4);
                     let ends = (0..sinks).chain(300 - recents..300);
@@ -263,7 +263,7 @@ fn streams_do_not_depend_on_chunks() {
                     let bound = 4 + 9 + BATCH + 7 * (BATCH + BATCH / 2 * levels);
                     assert!(longest <= bound.min(at + 1), "{context} {at}: {longest}");
                 }
-                let all: Vec<_> = (0..2).map(|pair| weights(&cache, pair)).collect();
+                let all: Vec<_> = (0..2).map(|range| weights(&cache, range)).collect();
                 for own in &all {
                     let stands: f32 = own.iter().map(|(_, denominator, _)| denominator).sum();
                     assert_eq!(stands, tokens as f32, "{context} {first}");
@@ -299,8 +299,8 @@ fn streams_find_room_for_their_buckets() {
                 let output = read_f32("output", policy.step(LAYER, &mut cache, now).unwrap());
                 assert!(output.unwrap().iter().all(|x| x.is_finite()), "{config}");
             }
-            for pair in 0..2 {
-                let stands: f32 = weights(&cache, pair).iter().map(|(_, d, _)| d).sum();
+            for range in 0..2 {
+                let stands: f32 = weights(&cache, range).iter().map(|(_, d, _)| d).sum();
                 assert_eq!(stands, 200.0, "{config} on {}", tested.name);
             }
         }
@@ -355,8 +355,8 @@ fn the_official_walk_weighs_numerators_apart() {
         let rows = |tensor: &Tensor<4>| read_f32("rows", tensor.clone()).unwrap();
         let (keys, values, query) =
             (rows(&prompt.keys), rows(&prompt.values), rows(&query.unsqueeze()));
-        for pair in 0..2 {
-            let kept = weights(&cache, pair);
+        for range in 0..2 {
+            let kept = weights(&cache, range);
             // 280 tokens, 140, 70.
             assert_eq!(kept.len(), 20 + 140 / 2, "{}", tested.name);
             let (ends, middle): (Vec<_>, Vec<_>) =
@@ -364,11 +364,11 @@ fn the_official_walk_weighs_numerators_apart() {
             assert!(ends.iter().all(|(_, d, n)| (*d, *n) == (1.0, 1.0)), "{}", tested.name);
             assert!(middle.iter().all(|(_, d, _)| (d - 4.0).abs() < 1e-5), "{}", tested.name);
             assert!(middle.iter().all(|(.., n)| [1.0, 2.0, 4.0].contains(n)), "{}", tested.name);
-            for head in 2 * pair..2 * pair + 2 {
+            for head in 2 * range..2 * range + 2 {
                 let query = &query[head * 16..][..16];
                 let (mut numerator, mut denominator) = (vec![0.0; 16], 0.0);
                 for &(at, below, above) in &kept {
-                    let at = (pair * 300 + at as usize) * 16;
+                    let at = (range * 300 + at as usize) * 16;
                     let logit: f32 = query.iter().zip(&keys[at..]).map(|(q, k)| q * k).sum();
                     let weight = f64::from(logit / 4.0).exp();
                     denominator += f64::from(below) * weight;

@@ -9,11 +9,11 @@ use serde_json::json;
 use super::support::{Given, LAYER, Prompt, policy, step};
 
 /// What a head's slots hold, in the order of positions: positions, and rows of `pool`.
-fn ordered(cache: &LayerCache, pool: &Tensor<2>, pair: usize) -> (Vec<i32>, Vec<f32>) {
+fn ordered(cache: &LayerCache, pool: &Tensor<2>, range: usize) -> (Vec<i32>, Vec<f32>) {
     let positions = cache.read_positions().unwrap();
     let rows = read_f32("rows", pool.clone()).unwrap();
     let width = pool.dims()[1];
-    let mut slots: Vec<usize> = cache.layout().live(pair).collect();
+    let mut slots: Vec<usize> = cache.layout().live(range).collect();
     slots.sort_by_key(|&slot| positions[slot]);
     let rows = slots.iter().flat_map(|&slot| rows[slot * width..][..width].to_vec()).collect();
     (slots.iter().map(|&slot| positions[slot]).collect(), rows)
@@ -53,15 +53,15 @@ fn golden_kvpress_prompts() {
             // Their numbers are those of the candidates, in the order of positions.
             let scores = part("mean_score").f32();
             let uniforms = part("uniform").f32();
-            let uniform = |pair: usize, token: usize| {
-                let scores = &scores[pair / heads * tokens..][..tokens];
-                let gone = (0..tokens).filter(|&at| !rows[pair].contains(&(at as u32)));
+            let uniform = |range: usize, token: usize| {
+                let scores = &scores[range / heads * tokens..][..tokens];
+                let gone = (0..tokens).filter(|&at| !rows[range].contains(&(at as u32)));
                 let mut gone: Vec<usize> = gone.collect();
                 gone.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]).then(b.cmp(&a)));
                 gone.truncate(candidates as usize);
                 gone.sort_unstable();
                 let place = gone.iter().position(|&at| at == token);
-                place.map_or(0.0, |place| uniforms[pair * candidates as usize + place])
+                place.map_or(0.0, |place| uniforms[range * candidates as usize + place])
             };
             let sums = part("cum_attn").on::<3>(&tested.device);
             let cache = prompt.observed(|seen| {
@@ -219,7 +219,7 @@ fn by_default_prompts_are_those_of_streaming_llm() {
         let prompt = Prompt::new(draw(4), draw(2), draw(2));
         let [cam, streaming] = ["cam", "streaming-llm"].map(|name| {
             let cache = prompt.compress(&*policy(json!({"policy": name, "budget": 20})), 4);
-            (0..4).map(|pair| ordered(&cache, cache.values(), pair)).collect::<Vec<_>>()
+            (0..4).map(|range| ordered(&cache, cache.values(), range)).collect::<Vec<_>>()
         });
         assert_eq!(cam, streaming, "{}", tested.name);
         let all = json!({"policy": "cam", "budget": 20, "candidates": "all"});
@@ -310,12 +310,12 @@ fn steps_spread_what_h2o_evicts() {
                 .map(|_| Head { rows: Vec::new(), spread: spread as usize, limit })
                 .collect();
             let mut advance = |token: usize, uniforms: &[f32]| {
-                for (pair, head) in reference.iter_mut().enumerate() {
+                for (range, head) in reference.iter_mut().enumerate() {
                     let queries: Vec<Vec<f64>> =
-                        (0..group).map(|g| row(&queries, pair * group + g, token)).collect();
-                    let (key, value) = (row(&keys, pair, token), row(&values, pair, token));
+                        (0..group).map(|g| row(&queries, range * group + g, token)).collect();
+                    let (key, value) = (row(&keys, range, token), row(&values, range, token));
                     let new = Row { position: token, key, value, attention: 0.0 };
-                    head.step(&queries, new, recents, f64::from(uniforms[pair]));
+                    head.step(&queries, new, recents, f64::from(uniforms[range]));
                 }
             };
             (0..tokens).for_each(|token| advance(token, &[0.0; 4]));
@@ -330,15 +330,15 @@ fn steps_spread_what_h2o_evicts() {
                 let step = step(&q, &k, &v, tokens + index, tokens + index);
                 cam.step_with(LAYER, &mut cache, &step, uniforms).unwrap();
             }
-            for (pair, head) in reference.iter().enumerate() {
-                let (positions, values) = ordered(&cache, cache.values(), pair);
+            for (range, head) in reference.iter().enumerate() {
+                let (positions, values) = ordered(&cache, cache.values(), range);
                 let expected: Vec<i32> = head.rows.iter().map(|row| row.position as i32).collect();
-                assert_eq!(positions, expected, "{} head {pair}", tested.name);
+                assert_eq!(positions, expected, "{} head {range}", tested.name);
                 let expected: Vec<f64> =
                     head.rows.iter().flat_map(|row| row.value.clone()).collect();
                 let error = relative_error(&values, &expected);
-                assert!(error < 1e-5, "{} head {pair}: values off by {error}", tested.name);
-                let (_, keys) = ordered(&cache, cache.keys(), pair);
+                assert!(error < 1e-5, "{} head {range}: values off by {error}", tested.name);
+                let (_, keys) = ordered(&cache, cache.keys(), range);
                 let expected: Vec<f64> = head.rows.iter().flat_map(|row| row.key.clone()).collect();
                 assert!(relative_error(&keys, &expected) < 1e-6, "{}", tested.name);
             }
@@ -383,7 +383,7 @@ fn seeds_decide_what_is_spread() {
                     policy.step(LAYER, cache, step).unwrap();
                 }
                 let of = |pool: &Tensor<2>| -> Vec<f32> {
-                    (0..4).flat_map(|pair| ordered(cache, pool, pair).1).collect()
+                    (0..4).flat_map(|range| ordered(cache, pool, range).1).collect()
                 };
                 (of(cache.keys()), of(cache.values()))
             };

@@ -147,15 +147,16 @@ fn sizes_follow_what_is_dropped() {
         }
         let all = cache.attend(query, full.clone()).unwrap().probabilities.unwrap();
         let all = read_f32("probabilities", all.reshape([-1])).unwrap();
-        for (pair, slots) in
+        for (range, slots) in
             policy.last_attended(LAYER, &cache).unwrap().unwrap().iter().enumerate()
         {
-            let first = cache.layout().live(pair).start;
+            let first = cache.layout().live(range).start;
             let own = 1.0 - slots.iter().map(|slot| f64::from(all[first + slot])).sum::<f64>();
             // Every third token is measured, and the number stays until the next.
             if cache.layout().lengths()[0].is_multiple_of(3) {
-                let measured =
-                    cache.policy_state::<CisIndex>().unwrap().sets().read().unwrap()[pair].measured;
+                let measured = cache.policy_state::<CisIndex>().unwrap().sets().read().unwrap()
+                    [range]
+                    .measured;
                 assert!((f64::from(measured) - own).abs() < 1e-5, "{measured} for {own}");
             }
             dropped += own;

@@ -259,15 +259,18 @@ fn layers_share_the_budget_by_their_attention() {
             let mut caches = d2o.prefill_layers(&layers, 5, options.clone()).unwrap();
             let context = format!("{budget} on {}", tested.name);
             for (row, shares) in shares(&layers).iter().enumerate() {
-                let held = caches.iter().map(|cache| cache.layout().lengths()[2 * row]);
-                let held: Vec<usize> = held.collect();
-                assert_eq!(held.iter().sum::<usize>(), LAYERS * base, "{context}: {held:?}");
-                assert!(held.iter().all(|&held| held <= TOKENS), "{context}: {held:?}");
+                let lengths = caches.iter().map(|cache| cache.layout().lengths()[2 * row]);
+                let lengths: Vec<usize> = lengths.collect();
+                assert_eq!(lengths.iter().sum::<usize>(), LAYERS * base, "{context}: {lengths:?}");
+                assert!(lengths.iter().all(|&length| length <= TOKENS), "{context}: {lengths:?}");
                 if base == 20 {
-                    assert!(held.iter().min() < held.iter().max(), "{context}: {held:?}");
-                    for (held, share) in held.iter().zip(shares) {
+                    assert!(lengths.iter().min() < lengths.iter().max(), "{context}: {lengths:?}");
+                    for (length, share) in lengths.iter().zip(shares) {
                         let exact = share * (LAYERS * base) as f64;
-                        assert!((*held as f64 - exact).abs() < 1.0, "{context}: {held} of {exact}");
+                        assert!(
+                            (*length as f64 - exact).abs() < 1.0,
+                            "{context}: {length} of {exact}"
+                        );
                     }
                 }
             }
@@ -275,8 +278,11 @@ fn layers_share_the_budget_by_their_attention() {
                 let lengths = cache.layout().lengths().to_vec();
                 assert_eq!([lengths[0], lengths[2]], [lengths[1], lengths[3]], "{context}");
                 // A step appends before it evicts.
-                let room = cache.layout().capacities().iter().zip(&lengths);
-                assert!(room.clone().all(|(room, held)| room - held == 1), "{context}");
+                let slots = cache.layout().capacities().iter().zip(&lengths);
+                assert!(
+                    slots.clone().all(|(capacity, length)| capacity - length == 1),
+                    "{context}"
+                );
                 assert_eq!(cache.keys().dims()[0], cache.layout().total(), "{context}");
                 let mut numbers = Numbers::new(70);
                 let mut draw = |heads| numbers.tensor::<4>([2, heads, 5, 8], &tested.device);
@@ -310,9 +316,12 @@ fn official_layers_exceed_the_budget() {
                 let whole = [0, 1, LAYERS - 1].contains(&index);
                 let own = (shares[index] * (LAYERS * 20) as f64) as usize;
                 let expected = if whole { TOKENS } else { own };
-                let held = cache.layout().lengths()[2 * row];
+                let length = cache.layout().lengths()[2 * row];
                 // The share is of the prompt first, and cut off twice.
-                assert!(held.abs_diff(expected) <= usize::from(!whole), "{held} for {expected}");
+                assert!(
+                    length.abs_diff(expected) <= usize::from(!whole),
+                    "{length} for {expected}"
+                );
             }
         }
         let mut numbers = Numbers::new(71);

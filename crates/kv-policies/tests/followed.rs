@@ -115,17 +115,17 @@ fn advance(
     together: usize,
 ) -> (Vec<f64>, Vec<f64>) {
     let (mut outputs, mut importances) = (Vec::new(), Vec::new());
-    for (pair, head) in heads.iter().enumerate() {
-        let (output, importance) = head.attend(&queries(pair));
+    for (range, head) in heads.iter().enumerate() {
+        let (output, importance) = head.attend(&queries(range));
         outputs.extend(output);
         importances.push(importance);
     }
     let mut margins = Vec::new();
-    for (pair, head) in heads.iter_mut().enumerate() {
-        let layer = pair / together * together..(pair / together + 1) * together;
-        let summed = (0..importances[pair].len())
-            .map(|slot| layer.clone().map(|pair| importances[pair][slot]).sum());
-        margins.push(head.choose(&summed.collect::<Vec<f64>>(), newest[pair]));
+    for (range, head) in heads.iter_mut().enumerate() {
+        let layer = range / together * together..(range / together + 1) * together;
+        let summed = (0..importances[range].len())
+            .map(|slot| layer.clone().map(|range| importances[range][slot]).sum());
+        margins.push(head.choose(&summed.collect::<Vec<f64>>(), newest[range]));
     }
     (outputs, margins)
 }
@@ -147,35 +147,36 @@ pub(crate) fn follow(
     let mut cache = trace.compress(&*policy, prompt);
     let (queries, keys, values) = (rows(&trace.query), rows(&trace.keys), rows(&trace.values));
     let positions = cache.read_positions().unwrap();
-    let group_at = |pair: usize, token: usize| -> Vec<Vec<f64>> {
-        (0..group).map(|g| queries[pair * group + g][token].clone()).collect()
+    let group_at = |range: usize, token: usize| -> Vec<Vec<f64>> {
+        (0..group).map(|g| queries[range * group + g][token].clone()).collect()
     };
     let mut heads: Vec<Head> = (0..batch * kv_heads)
-        .map(|pair| {
-            let live = cache.layout().live(pair).map(|slot| positions[slot] as usize);
+        .map(|range| {
+            let live = cache.layout().live(range).map(|slot| positions[slot] as usize);
             let live: Vec<usize> = live.collect();
-            let of = |all: &[Vec<Vec<f64>>]| live.iter().map(|&t| all[pair][t].clone()).collect();
+            let of = |all: &[Vec<Vec<f64>>]| live.iter().map(|&t| all[range][t].clone()).collect();
             Head { keys: of(&keys), values: of(&values), limit: budget, place: 0 }
         })
         .collect();
     let last: Vec<usize> = heads.iter().map(|head| head.keys.len() - 1).collect();
-    advance(&mut heads, |pair| group_at(pair, prompt - 1), &last, together);
+    advance(&mut heads, |range| group_at(range, prompt - 1), &last, together);
     let mut ties = 0;
     for token in prompt..tokens {
         let step = trace.step(token);
         let output = read_f32("output", policy.step(LAYER, &mut cache, step).unwrap()).unwrap();
         let places = read_i32("places", WriteSlots::next(&cache).unwrap().clone()).unwrap();
         let newest: Vec<usize> = heads.iter().map(|head| head.place).collect();
-        for (pair, head) in heads.iter_mut().enumerate() {
-            head.write(keys[pair][token].clone(), values[pair][token].clone());
+        for (range, head) in heads.iter_mut().enumerate() {
+            head.write(keys[range][token].clone(), values[range][token].clone());
         }
-        let (exact, margins) = advance(&mut heads, |pair| group_at(pair, token), &newest, together);
-        for (pair, head) in heads.iter_mut().enumerate() {
-            if places[pair] as usize != head.place {
-                let margin = margins[pair];
-                assert!(margin < 1e-4, "{context}: step {token}, head {pair}, margin {margin}");
+        let (exact, margins) =
+            advance(&mut heads, |range| group_at(range, token), &newest, together);
+        for (range, head) in heads.iter_mut().enumerate() {
+            if places[range] as usize != head.place {
+                let margin = margins[range];
+                assert!(margin < 1e-4, "{context}: step {token}, head {range}, margin {margin}");
                 ties += 1;
-                head.place = places[pair] as usize;
+                head.place = places[range] as usize;
             }
         }
         let error = relative_error(&output, &exact);

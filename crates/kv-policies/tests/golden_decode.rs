@@ -145,11 +145,11 @@ fn golden_tova_official() {
             let [_, batch, _] = sets.dims();
             let heads = k.dims()[1];
             let check = |cache: &LayerCache, index: usize| {
-                for pair in 0..batch * heads {
-                    let at = (index * batch + pair / heads) * size;
+                for range in 0..batch * heads {
+                    let at = (index * batch + range / heads) * size;
                     let expected = &sets.indices()[at..][..size];
                     let context = format!("{} on {} step {index}", golden.name, tested.name);
-                    assert_eq!(kept(cache, pair), expected, "{context}");
+                    assert_eq!(kept(cache, range), expected, "{context}");
                 }
             };
             check(&cache, 0);

@@ -112,8 +112,8 @@ fn golden_kvpress_scores() {
             }));
             let cache = prompt.compress(&*streaming, 0);
             let expected = golden.tensor("streaming_llm.kept_sorted");
-            for (pair, expected) in expected.indices().chunks(expected.shape[2]).enumerate() {
-                assert_eq!(kept(&cache, pair), expected, "{}", StreamingLlm::NAME);
+            for (range, expected) in expected.indices().chunks(expected.shape[2]).enumerate() {
+                assert_eq!(kept(&cache, range), expected, "{}", StreamingLlm::NAME);
             }
             // Observed attention divides H2O's column sums by the queries that see the token.
             let sums = prompt.observed(|seen| H2o::default().prefill(seen, 0).unwrap());
@@ -172,11 +172,11 @@ fn golden_kvpress_adakv() {
             let reserved = if alpha == 0.0 { 0 } else { ((budget as f64 * alpha) as usize).max(1) };
             let selection = Selection::ada(&score.f32(), tokens, heads, budget, reserved);
             let pruned = golden.tensor(name).values;
-            for (pair, kept) in selection.kept().unwrap().iter().enumerate() {
+            for (range, kept) in selection.kept().unwrap().iter().enumerate() {
                 let expected: Vec<u32> = (0..tokens as u32)
-                    .filter(|&t| pruned[pair * tokens + t as usize] == 0.0)
+                    .filter(|&t| pruned[range * tokens + t as usize] == 0.0)
                     .collect();
-                assert_eq!(kept, &expected, "{} {name} head {pair}", golden.name);
+                assert_eq!(kept, &expected, "{} {name} head {range}", golden.name);
             }
         }
     }

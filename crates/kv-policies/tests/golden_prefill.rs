@@ -162,13 +162,13 @@ fn golden_prhs_group_selection() {
                 (golden.number("C_sink") as usize, golden.number("C_local") as usize);
             let count = golden.number("k") as usize;
             let expected = golden.tensor("topk_group_mean");
-            for pair in 0..batch * kv_heads {
-                let middle = &mean[pair * tokens + sinks..(pair + 1) * tokens - local];
+            for range in 0..batch * kv_heads {
+                let middle = &mean[range * tokens + sinks..(range + 1) * tokens - local];
                 let chosen: Vec<u32> =
                     top(middle, count).iter().map(|index| index + sinks as u32).collect();
-                let mut expected = expected.indices()[pair * count..][..count].to_vec();
+                let mut expected = expected.indices()[range * count..][..count].to_vec();
                 expected.sort_unstable();
-                assert_eq!(chosen, expected, "{} head {pair}", golden.name);
+                assert_eq!(chosen, expected, "{} head {range}", golden.name);
             }
         }
     }

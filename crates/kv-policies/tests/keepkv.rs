@@ -57,7 +57,7 @@ fn prefill_leaves_the_last_query_as_it_was() {
         let full = prompt.compress(&*policy(json!({"policy": "full"})), 1);
         let expected = full.attend(query.clone(), Default::default()).unwrap().output;
         for key in KEYS {
-            let kept = (0..4).map(|pair| (pair..pair + 100).step_by(5).collect()).collect();
+            let kept = (0..4).map(|range| (range..range + 100).step_by(5).collect()).collect();
             let keepkv = around(kept, 20, exact(key));
             let cache = prompt.compress(&keepkv, 1);
             assert_eq!(cache.layout().lengths(), [20; 4], "{}", tested.name);
@@ -68,7 +68,7 @@ fn prefill_leaves_the_last_query_as_it_was() {
             assert_eq!(votes, 4 * 120, "{} {key:?}", tested.name);
         }
         // A merge by the authors' code loses attention.
-        let kept = (0..4).map(|pair| (pair..pair + 100).step_by(5).collect()).collect();
+        let kept = (0..4).map(|range| (range..range + 100).step_by(5).collect()).collect();
         let cache = prompt.compress(&around(kept, 20, exact(Key::Mean)), 1);
         let lossy = cache.attend(query, Default::default()).unwrap().output;
         let error = relative_error(&floats(lossy), &wide(expected));
@@ -363,8 +363,8 @@ fn predictors_average_what_slots_have_had() {
         let (prompt, steps) = (prompt(20, 6, 1, &tested.device), prompt(21, 5, 1, &tested.device));
         let join = |a: &Tensor<4>, b: &Tensor<4>| wide(Tensor::cat(vec![a.clone(), b.clone()], 2));
         let (queries, keys) = (join(&prompt.query, &steps.query), join(&prompt.keys, &steps.keys));
-        let score = |pair: usize, query: usize, key: usize| -> f64 {
-            let row = |of: &[f64], at: usize| of[(pair * 11 + at) * 16..][..16].to_vec();
+        let score = |range: usize, query: usize, key: usize| -> f64 {
+            let row = |of: &[f64], at: usize| of[(range * 11 + at) * 16..][..16].to_vec();
             let (q, k) = (row(&queries, query), row(&keys, key));
             (q.iter().zip(k).map(|(a, b)| a * b).sum::<f64>() / 4.0).exp()
         };
@@ -384,10 +384,11 @@ fn predictors_average_what_slots_have_had() {
             }
             let track = |name: &str| floats(cache.track(name).unwrap().clone());
             let (scores, samples) = (track("log-scores"), track("log-samples"));
-            for pair in 0..4 {
-                for (key, slot) in cache.layout().live(pair).enumerate() {
+            for range in 0..4 {
+                for (key, slot) in cache.layout().live(range).enumerate() {
                     let first = key.max(6 - WINDOW);
-                    let seen: Vec<f64> = (first..11).map(|query| score(pair, query, key)).collect();
+                    let seen: Vec<f64> =
+                        (first..11).map(|query| score(range, query, key)).collect();
                     let weigh = |age: usize| match predictor {
                         Predictor::Ema => 0.7f64.powi(age as i32),
                         Predictor::Cumulative => 1.0,
@@ -403,7 +404,7 @@ fn predictors_average_what_slots_have_had() {
                     let total = if absolute_step { (1.0 - steps) / 0.3 } else { total };
                     let actual = f64::from(scores[slot] - samples[slot]);
                     let off = (actual - (sum / total).ln()).abs();
-                    assert!(off < 1e-4, "{} {predictor:?} {pair} {key}: {off}", tested.name);
+                    assert!(off < 1e-4, "{} {predictor:?} {range} {key}: {off}", tested.name);
                 }
             }
         }
@@ -433,7 +434,7 @@ fn longflow_gives_up_what_it_would_overwrite() {
                 assert!(error < 1e-5, "{} {scope} step {index}: off by {error}", tested.name);
             }
             assert_eq!(other.layout().lengths(), [32; 4], "{} {scope}", tested.name);
-            let heads: Vec<Vec<u32>> = (0..4).map(|pair| kept(&other, pair)).collect();
+            let heads: Vec<Vec<u32>> = (0..4).map(|range| kept(&other, range)).collect();
             let together = heads.chunks(2).all(|heads| heads[0] == heads[1]);
             assert_eq!(together, scope == "layer", "{} {scope}: {heads:?}", tested.name);
         }
@@ -463,8 +464,8 @@ fn defaults_are_those_of_the_authors_code() {
             assert!((budget as f64 - expected).abs() <= 1.0, "{layer}: {budget} for {expected}");
             total += budget;
             let recents = budget / 5;
-            for pair in 0..4 {
-                let kept = kept(&cache, pair);
+            for range in 0..4 {
+                let kept = kept(&cache, range);
                 let stays = |token: usize| kept.contains(&(token as u32));
                 assert!((0..4).all(stays), "{} layer {layer}", tested.name);
                 assert!((1000 - recents..1000).all(stays), "{} layer {layer}", tested.name);

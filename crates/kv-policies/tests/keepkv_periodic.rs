@@ -244,8 +244,8 @@ fn shares_of_the_prompt_stay_what_they_are() {
             let next = step(&tokens.query, &tokens.keys, &tokens.values, index, 40 + index);
             policy.step(LAYER, &mut cache, next).unwrap();
             let newest = 41 + index as u32;
-            for pair in 0..2 {
-                let kept = kept(&cache, pair);
+            for range in 0..2 {
+                let kept = kept(&cache, range);
                 assert_eq!(kept.len(), 16, "{} step {index}", tested.name);
                 let recent = newest - 8..newest;
                 let all = recent.clone().all(|token| kept.contains(&token));

@@ -155,13 +155,13 @@ impl Text {
 }
 
 /// Compares what a head holds, in the order of positions.
-fn same(context: &str, cache: &LayerCache, pair: usize, expected: &[Slot]) {
+fn same(context: &str, cache: &LayerCache, range: usize, expected: &[Slot]) {
     let positions = cache.read_positions().unwrap();
-    let mut slots: Vec<usize> = cache.layout().live(pair).collect();
+    let mut slots: Vec<usize> = cache.layout().live(range).collect();
     slots.sort_by_key(|&slot| positions[slot]);
     let actual: Vec<usize> = slots.iter().map(|&slot| positions[slot] as usize).collect();
     let wanted: Vec<usize> = expected.iter().map(|slot| slot.position).collect();
-    assert_eq!(actual, wanted, "{context} head {pair}");
+    assert_eq!(actual, wanted, "{context} head {range}");
     type Rows = fn(&Slot) -> &Vec<f64>;
     let of: [(&Tensor<2>, Rows); 2] =
         [(cache.keys(), |slot| &slot.key), (cache.values(), |slot| &slot.value)];
@@ -171,12 +171,12 @@ fn same(context: &str, cache: &LayerCache, pair: usize, expected: &[Slot]) {
             slots.iter().flat_map(|&at| rows[at * DIM..][..DIM].to_vec()).collect();
         let expected: Vec<f64> = expected.iter().flat_map(|slot| of(slot).clone()).collect();
         let error = relative_error(&rows, &expected);
-        assert!(error < 1e-5, "{context} head {pair}: off by {error}");
+        assert!(error < 1e-5, "{context} head {range}: off by {error}");
     }
     let track = read_f32("attention", cache.track("attention").unwrap().clone()).unwrap();
     let track: Vec<f32> = slots.iter().map(|&slot| track[slot]).collect();
     let expected: Vec<f64> = expected.iter().map(|slot| slot.attention).collect();
-    assert!(relative_error(&track, &expected) < 1e-5, "{context} head {pair}: attention");
+    assert!(relative_error(&track, &expected) < 1e-5, "{context} head {range}: attention");
 }
 
 /// Prompts and steps beside a sweep with a searched `ε` in f64: thresholds that suffice and that do
@@ -243,8 +243,8 @@ fn identical_tokens_and_zero_keys() {
         let row = read_f32("row", one).unwrap();
         for pool in [cache.keys(), cache.values()] {
             let rows = read_f32("rows", pool.clone()).unwrap();
-            for (pair, row) in row.chunks(DIM).enumerate() {
-                for slot in cache.layout().live(pair) {
+            for (range, row) in row.chunks(DIM).enumerate() {
+                for slot in cache.layout().live(range) {
                     let error = relative_error(
                         &rows[slot * DIM..][..DIM],
                         &row.iter().map(|x| f64::from(*x)).collect::<Vec<_>>(),
@@ -260,9 +260,9 @@ fn identical_tokens_and_zero_keys() {
         let kept = read_f32("rows", cache.values().clone()).unwrap();
         let all = read_f32("values", values).unwrap();
         let positions = cache.read_positions().unwrap();
-        for pair in 0..4 {
-            for slot in cache.layout().live(pair) {
-                let own = &all[(pair * 20 + positions[slot] as usize) * DIM..][..DIM];
+        for range in 0..4 {
+            for slot in cache.layout().live(range) {
+                let own = &all[(range * 20 + positions[slot] as usize) * DIM..][..DIM];
                 assert_eq!(&kept[slot * DIM..][..DIM], own, "{}", tested.name);
             }
         }
@@ -283,8 +283,8 @@ fn a_single_slot_is_left() {
         for token in 12..16 {
             assert_eq!(cache.layout().lengths(), [1; 2], "{}", tested.name);
             let sums = read_f32("sums", cache.track("attention").unwrap().clone()).unwrap();
-            for pair in 0..2 {
-                let sum = sums[cache.layout().live(pair).start];
+            for range in 0..2 {
+                let sum = sums[cache.layout().live(range).start];
                 assert!((sum - token as f32).abs() < 1e-3, "{}: {sum}", tested.name);
             }
             let step = step(&q, &k, &v, token, token);

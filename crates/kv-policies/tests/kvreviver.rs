@@ -67,10 +67,10 @@ fn close(context: &str, actual: &[f32], expected: &[f32]) {
 /// Positions of live slots of each head, ascending.
 fn exact(cache: &LayerCache) -> Vec<Vec<usize>> {
     let positions = cache.read_positions().unwrap();
-    let heads = 0..cache.layout().pairs();
-    let of_head = |pair| {
+    let heads = 0..cache.layout().head_ranges();
+    let of_head = |range| {
         let mut own: Vec<usize> =
-            cache.layout().live(pair).map(|slot| positions[slot] as usize).collect();
+            cache.layout().live(range).map(|slot| positions[slot] as usize).collect();
         own.sort_unstable();
         own
     };
@@ -91,18 +91,18 @@ impl Reference {
     /// What a step moves: evictions and swaps, as lists of tokens.
     fn revise(&mut self) {
         let newest = self.scores.len();
-        let held = |own: &Self| own.exact.iter().filter(|exact| **exact).count();
+        let exact_slots = |own: &Self| own.exact.iter().filter(|exact| **exact).count();
         let weakest = |own: &Self, end: usize| {
             let candidates = (0..end).filter(|&token| own.exact[token]);
             candidates.min_by(|&a, &b| own.scores[a].total_cmp(&own.scores[b]))
         };
-        if held(self) > self.limit + self.slack {
-            while held(self) > self.limit {
+        if exact_slots(self) > self.limit + self.slack {
+            while exact_slots(self) > self.limit {
                 let victim = weakest(self, newest - self.recents).unwrap();
                 self.exact[victim] = false;
             }
         }
-        let recent = held(self).saturating_sub(self.limit - self.recents);
+        let recent = exact_slots(self).saturating_sub(self.limit - self.recents);
         loop {
             let sketched = (0..newest).filter(|&token| !self.exact[token]);
             let best = sketched.max_by(|&a, &b| self.scores[a].total_cmp(&self.scores[b]));
@@ -397,10 +397,10 @@ fn short_prompts_leave_the_sketch_empty() {
             } else if differs.is_none() {
                 differs = Some(index);
             }
-            let held = cache.layout().lengths()[0];
+            let length = cache.layout().lengths()[0];
             // 37 exact slots, and a slack of 16.
-            assert!(held <= 37 + 16, "{held}");
-            assert_eq!(2 * held + sketched, 2 * (20 + index + 1));
+            assert!(length <= 37 + 16, "{length}");
+            assert_eq!(2 * length + sketched, 2 * (20 + index + 1));
         }
         assert_eq!(differs, Some(33), "{}", tested.name);
     }

@@ -119,8 +119,8 @@ fn sinks_and_recents_stay() {
         for token in 40..100 {
             let step = step(&trace.query, &trace.keys, &trace.values, token, token);
             policy.step(LAYER, &mut cache, step).unwrap();
-            for pair in 0..2 {
-                let kept = kept(&cache, pair);
+            for range in 0..2 {
+                let kept = kept(&cache, range);
                 let protected = (0..3).chain(token as u32 - 9..=token as u32);
                 assert!(protected.into_iter().all(|t| kept.contains(&t)), "{}", tested.name);
             }
@@ -254,11 +254,11 @@ fn certified(cache: &LayerCache, before: &Tensor<3>, after: &Tensor<3>) -> Vec<[
     let group = before.len() / dim / places.len();
     let norm = |row: &[f64]| row.iter().map(|x| x * x).sum::<f64>().sqrt();
     let mut all = Vec::new();
-    for (pair, place) in places.iter().enumerate() {
-        let live: Vec<usize> = cache.layout().live(pair).collect();
+    for (range, place) in places.iter().enumerate() {
+        let live: Vec<usize> = cache.layout().live(range).collect();
         let victim = live[*place as usize];
         for g in 0..group {
-            let at = (pair * group + g) * dim;
+            let at = (range * group + g) * dim;
             let (q, next) = (&before[at..at + dim], &after[at..at + dim]);
             let logit = |query: &[f64], slot: usize| {
                 let products = query.iter().zip(&keys[slot * dim..][..dim]).map(|(q, k)| q * k);
@@ -340,7 +340,8 @@ fn heads_that_overwrite_together_hold_the_same() {
     let trace = Trace::random(2, 80, device);
     let decode = json!({"policy": "longflow", "budget": 24, "scope": "layer"});
     let cache = trace.prompt(40).compress(&*policy(decode.clone()), 40);
-    let heads: Vec<Vec<u32>> = (0..cache.layout().pairs()).map(|pair| kept(&cache, pair)).collect();
+    let heads: Vec<Vec<u32>> =
+        (0..cache.layout().head_ranges()).map(|range| kept(&cache, range)).collect();
     assert!(heads.chunks(2).all(|heads| heads[0] == heads[1]), "{heads:?}");
     let combined = policy(json!({
         "policy": "combine", "decode": decode,

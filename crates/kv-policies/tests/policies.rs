@@ -234,8 +234,8 @@ fn uniform_weights_stand_for_all_tokens() {
         let policy = policy(json!({"policy": "uniform", "budget": 80}));
         let cache = run(0..2, 2, &tested.device).prompt.compress(&*policy, 0);
         let weights = cache.read_weights().unwrap();
-        for pair in 0..cache.layout().pairs() {
-            let sum: f32 = cache.layout().live(pair).map(|slot| weights[slot]).sum();
+        for range in 0..cache.layout().head_ranges() {
+            let sum: f32 = cache.layout().live(range).map(|slot| weights[slot]).sum();
             assert!((sum - TOKENS as f32).abs() < 1e-2, "{sum} tokens represented");
         }
     }

@@ -166,10 +166,10 @@ fn freeing_changes_bytes_alone() {
         let steps = if tested.name == "cpu" { STEPS } else { 180 };
         let sequences = [30, 333].map(|tokens| Sequence::new(tokens, steps, &tested.device));
         let (options, free) = psaw(config.clone(), true);
-        let (_, held) = psaw(config.clone(), false);
+        let (_, whole) = psaw(config.clone(), false);
         let mut expected = Vec::new();
         let mut all_bytes = 0;
-        decode(&sequences, &*held, layer, steps, |_, outputs, cache| {
+        decode(&sequences, &*whole, layer, steps, |_, outputs, cache| {
             expected.push(outputs);
             all_bytes = cache.memory().in_use;
         });
@@ -201,8 +201,8 @@ fn freeing_changes_bytes_alone() {
                 let error = relative_error(&outputs, &expected);
                 assert!(error < 1e-5, "{} step {index}: off by {error}", tested.name);
             }
-            for (pair, &length) in cache.layout().lengths().iter().enumerate() {
-                let now = visible(sequences[pair / HEADS].tokens + index + 1);
+            for (range, &length) in cache.layout().lengths().iter().enumerate() {
+                let now = visible(sequences[range / HEADS].tokens + index + 1);
                 assert!((now..now + 64).contains(&length), "step {index}: {length} for {now}");
             }
             let bytes = cache.memory().in_use;
@@ -272,8 +272,8 @@ fn gaps_in_a_prompt_are_seen_by_position() {
             last = cache.layout().lengths().to_vec();
         });
         let (psaw, _) = psaw(json!({"phi": 0.3, "start": 2, "sinks": 4}), true);
-        for (pair, length) in last.into_iter().enumerate() {
-            let tokens = sequences[pair / HEADS].tokens + steps;
+        for (range, length) in last.into_iter().enumerate() {
+            let tokens = sequences[range / HEADS].tokens + steps;
             let first = first_visible(&psaw, layer, tokens + 1);
             assert!(length < tokens + 1 - first + 4 + 64, "{length} slots of {tokens} tokens");
         }

@@ -123,9 +123,9 @@ fn pyramid_infer_shrinks_generated_blocks() {
         }
         for (row, sequence) in sequences.iter().enumerate() {
             let (expected, most) = sequence.expected();
-            for pair in row * HEADS..(row + 1) * HEADS {
-                assert_eq!(kept(&cache, pair), expected, "row {row} on {}", tested.name);
-                assert_eq!(cache.layout().capacities()[pair], most, "row {row}: reserved");
+            for range in row * HEADS..(row + 1) * HEADS {
+                assert_eq!(kept(&cache, range), expected, "row {row} on {}", tested.name);
+                assert_eq!(cache.layout().capacities()[range], most, "row {row}: reserved");
             }
         }
     }

@@ -82,8 +82,8 @@ fn short_budgets_keep_their_sinks() {
             };
             let cache = run.prompt.compress(&*policy(config(true)), STEPS);
             let context = format!("{name} on {}", tested.name);
-            for pair in 0..2 {
-                let kept = kept(&cache, pair);
+            for range in 0..2 {
+                let kept = kept(&cache, range);
                 assert!((0..4).all(|first| kept.contains(&first)), "{context}: {kept:?}");
                 // A window of half of 29 slots.
                 assert!((44..58).all(|last| kept.contains(&last)), "{context}: {kept:?}");
@@ -130,8 +130,8 @@ fn short_and_long_prompts_go_together() {
                 let own = together.iter().flat_map(|step| &step[row * width..][..width]);
                 let apart = own.zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                 assert!(apart < 1e-5, "{config} on {}: row {row} off by {apart}", tested.name);
-                for pair in 0..2 {
-                    assert_eq!(kept(&joint, 2 * row + pair), kept(&alone, pair), "{config}");
+                for range in 0..2 {
+                    assert_eq!(kept(&joint, 2 * row + range), kept(&alone, range), "{config}");
                 }
             }
         }

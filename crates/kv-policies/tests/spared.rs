@@ -25,10 +25,10 @@ fn changed(cache: &LayerCache, tokens: [&[Vec<f32>]; 2], newest: usize) -> [Vec<
     let pools = [cache.keys(), cache.values()];
     let pools = pools.map(|pool| read_f32("pool", pool.clone()).unwrap());
     let mut changed = [Vec::new(), Vec::new()];
-    for pair in 0..2 {
-        for slot in cache.layout().live(pair) {
+    for range in 0..2 {
+        for slot in cache.layout().live(range) {
             let position = positions[slot];
-            let token = pair * (TOKENS + STEPS) + position as usize;
+            let token = range * (TOKENS + STEPS) + position as usize;
             let same = pools.iter().zip(tokens).all(|(pool, tokens)| {
                 let slot = pool[slot * DIM..][..DIM].iter();
                 slot.zip(&tokens[token]).all(|(a, b)| (a - b).abs() < 1e-6)

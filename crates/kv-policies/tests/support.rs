@@ -78,9 +78,10 @@ pub(crate) fn step(
 }
 
 /// Live positions of one (sequence, head), ascending.
-pub(crate) fn kept(cache: &LayerCache, pair: usize) -> Vec<u32> {
+pub(crate) fn kept(cache: &LayerCache, range: usize) -> Vec<u32> {
     let positions = cache.read_positions().unwrap();
-    let mut kept: Vec<u32> = cache.layout().live(pair).map(|slot| positions[slot] as u32).collect();
+    let mut kept: Vec<u32> =
+        cache.layout().live(range).map(|slot| positions[slot] as u32).collect();
     kept.sort_unstable();
     kept
 }
@@ -154,7 +155,7 @@ impl Policy for Given {
         _observation: &Observation<'_>,
         selection: &Selection,
     ) -> Result<()> {
-        Ok(cache.set_limits(vec![self.limit; selection.pairs()])?)
+        Ok(cache.set_limits(vec![self.limit; selection.head_ranges()])?)
     }
 
     fn room(&self, _observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
@@ -174,7 +175,7 @@ impl Policy for Given {
                         self.victims.as_slice(),
                         (&positions.device(), DType::I32),
                     );
-                    let victims = victims.select(0, view.cache.slot_pairs().clone());
+                    let victims = victims.select(0, view.cache.slot_ranges().clone());
                     positions = (positions - victims).abs();
                 }
                 Ok(positions.float().cast(DType::F32))

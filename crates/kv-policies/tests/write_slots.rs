@@ -13,7 +13,7 @@ const KV_HEADS: usize = 2;
 const DIM: usize = 16;
 
 /// Heads of 3 live slots, held at `limit`.
-fn held(device: &Device, capacity: usize, limit: usize) -> LayerCache {
+fn at_limit(device: &Device, capacity: usize, limit: usize) -> LayerCache {
     let mut numbers = Numbers::new(3);
     let layout = SlotLayout::new(KV_HEADS, vec![capacity; BATCH * KV_HEADS]);
     let mut cache = LayerCache::new(layout, DIM, CacheOptions::new(device, DType::F32));
@@ -61,7 +61,7 @@ struct Contents {
 
 fn contents(cache: &LayerCache) -> Contents {
     let live: Vec<usize> =
-        (0..cache.layout().pairs()).flat_map(|p| cache.layout().live(p)).collect();
+        (0..cache.layout().head_ranges()).flat_map(|p| cache.layout().live(p)).collect();
     let keys = read_f32("keys", cache.keys().clone()).unwrap();
     let norms = read_f32("norms", WriteSlots::value_log_norms(cache).unwrap().clone()).unwrap();
     let positions = cache.read_positions().unwrap();
@@ -79,7 +79,7 @@ fn contents(cache: &LayerCache) -> Contents {
 fn projected_tokens_are_written_like_others() {
     for tested in devices() {
         let device = &tested.device;
-        let (mut fused, mut plain) = (held(device, 5, 5), held(device, 5, 5));
+        let (mut fused, mut plain) = (at_limit(device, 5, 5), at_limit(device, 5, 5));
         for cache in [&mut fused, &mut plain] {
             let track = Tensor::full([4 * 5], 3.0, (device, DType::F32));
             cache.set_track("other", track, 1.0).unwrap();
@@ -112,7 +112,7 @@ fn projected_tokens_are_written_like_others() {
 fn places_follow_the_slots() {
     for tested in devices() {
         let device = &tested.device;
-        let mut cache = held(device, 4, 4);
+        let mut cache = at_limit(device, 4, 4);
         let mut numbers = Numbers::new(5);
         for position in 3..6 {
             let (projected, layout) = token(&mut numbers, device);
@@ -154,17 +154,17 @@ fn what_cannot_be_held_is_refused() {
     let tested = devices().remove(0);
     let device = &tested.device;
     let reason = |error: Error| error.to_string();
-    let mut cache = held(device, 5, 5);
+    let mut cache = at_limit(device, 5, 5);
     cache.set_limits(vec![5, 2, 5, 5]).unwrap();
     let error = reason(WriteSlots::enable(&mut cache).unwrap_err());
     assert!(error.contains("head 1 is 2 slots, expected at least 3"), "{error}");
     // Steps that overwrite look at one weight a slot.
-    let mut apart = held(device, 5, 5);
+    let mut apart = at_limit(device, 5, 5);
     apart.set_track(NUMERATORS, Tensor::ones([4 * 5], (device, DType::F32)), 1.0).unwrap();
     let error = reason(WriteSlots::enable(&mut apart).unwrap_err());
     assert!(error.contains("one weight a slot"), "{error}");
     // Below its limit a head needs room; at it, none.
-    let mut small = held(device, 4, 6);
+    let mut small = at_limit(device, 4, 6);
     let mut numbers = Numbers::new(6);
     let (projected, layout) = token(&mut numbers, device);
     step(&mut small, projected.clone(), &layout, 3);
@@ -176,12 +176,12 @@ fn what_cannot_be_held_is_refused() {
     assert!(matches!(error, Error::CapacityExhausted { capacity: 4, requested: 5, .. }), "{error}");
     assert_eq!(contents(&small), before);
     // Other limits, too, make the places void.
-    let mut other = held(device, 5, 4);
+    let mut other = at_limit(device, 5, 4);
     other.set_limits(vec![5; 4]).unwrap();
     let error = write(&mut other, projected.clone(), 3);
     assert!(reason(error).contains("not held at its limits"));
     // Tokens that are appended make the places void.
-    let mut cache = held(device, 5, 5);
+    let mut cache = at_limit(device, 5, 5);
     cache.append_projected(projected.clone(), at(3, device), &layout).unwrap();
     let error = write(&mut cache, projected, 4);
     assert!(reason(error).contains("not held at its limits"));
@@ -191,7 +191,7 @@ fn what_cannot_be_held_is_refused() {
 #[test]
 fn places_of_a_file_are_checked() {
     let tested = devices().remove(0);
-    let cache = held(&tested.device, 5, 4);
+    let cache = at_limit(&tested.device, 5, 4);
     let whole = KvCache { layers: vec![cache], seen: vec![3; BATCH], origin: Origin::default() };
     let file = tempfile::NamedTempFile::new().unwrap();
     whole.save(file.path()).unwrap();

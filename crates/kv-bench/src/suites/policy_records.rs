@@ -78,7 +78,7 @@ impl Votes {
             return Ok(Self::default());
         }
         let represented = read_votes(cache)?.iter().sum();
-        Ok(Self { tokens: (tokens * cache.layout().pairs()) as u64, represented })
+        Ok(Self { tokens: (tokens * cache.layout().head_ranges()) as u64, represented })
     }
 
     /// The votes of all layers of a session.

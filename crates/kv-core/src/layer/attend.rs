@@ -8,8 +8,8 @@ use kv_kernels::{
 use crate::tensors::ints;
 use crate::{LayerCache, Result};
 
-/// The track of the weights that values have in the numerator, where they differ from the slots'
-/// own, which then count in the denominator alone.
+/// The track of numerator weights. Where it is there, a slot's value is weighted by it, and the
+/// slot's own weight counts in the denominator only.
 pub const NUMERATORS: &str = "numerators";
 
 impl LayerCache {
@@ -20,7 +20,7 @@ impl LayerCache {
     /// `query` `[B, Hq, D]`.
     ///
     /// # Errors
-    /// See [`decode_attention`].
+    /// The errors of [`decode_attention`].
     pub fn attend(
         &self,
         query: Tensor<3>,
@@ -33,7 +33,7 @@ impl LayerCache {
     /// that a policy does not read.
     ///
     /// # Errors
-    /// See [`decode_attention`].
+    /// The errors of [`decode_attention`].
     pub fn attend_weighted(
         &self,
         query: Tensor<3>,
@@ -47,29 +47,29 @@ impl LayerCache {
         Ok(decode_attention(query, keys, values, log_weights, &self.ranges, options)?)
     }
 
-    /// Where each head's window begins that hides a share of the tokens so far from the newest
-    /// ones, as [`kv_kernels::SlotView::Window`] takes it, `[B, Hkv]`: without waiting for the
-    /// device. Slots must be in the order of their positions, as they are unless single ones were
-    /// evicted.
+    /// The first slot of each head's window, `[B, Hkv]`, as [`kv_kernels::SlotView::Window`] takes
+    /// it. The window hides `share` of the tokens so far from the newest tokens. Does not wait for
+    /// the device. Slots must be in the order of their positions, which evictions of single slots
+    /// break.
     ///
     /// # Shapes
     /// `newest` `[B]`, the newest tokens' positions, 32-bit.
     ///
     /// # Errors
-    /// See [`window_starts`].
+    /// The errors of [`window_starts`].
     pub fn window_starts(&self, newest: &Tensor<1, Int>, share: Share) -> Result<Tensor<2, Int>> {
         Ok(window_starts(&self.positions, &self.ranges, newest, share)?)
     }
 
-    /// Causal attention of the last `N` appended tokens: query `n` sees all slots but those of the
-    /// tokens behind it. Valid as long as those slots are the last ones, that is straight after
-    /// [`Self::extend`].
+    /// Causal attention of the last `N` appended tokens: query `n` sees all slots except the slots
+    /// of later tokens. Call it right after [`Self::extend`], while these tokens are in the last
+    /// slots.
     ///
     /// # Shapes
-    /// `query` `[B, Hq, N, D]`; returns the same.
+    /// `query` `[B, Hq, N, D]`; returns `[B, Hq, N, D]`.
     ///
     /// # Errors
-    /// See [`decode_attention`].
+    /// The errors of [`decode_attention`].
     pub fn attend_extended(&self, query: Tensor<4>) -> Result<Tensor<4>> {
         let [batch, heads, tokens, head_dim] = query.dims();
         let kv_heads = self.layout.kv_heads();

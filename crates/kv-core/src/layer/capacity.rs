@@ -15,15 +15,15 @@ impl LayerCache {
     /// # Errors
     /// [`Error::InvalidPlan`] where a head's capacity is below its length.
     pub fn resize(&mut self, capacities: Vec<usize>) -> Result<()> {
-        expect_shape("capacities", &[capacities.len()], &[self.layout.pairs()])?;
+        expect_shape("capacities", &[capacities.len()], &[self.layout.head_ranges()])?;
         let small = capacities.iter().zip(self.layout.lengths()).position(|(c, l)| c < l);
-        if let Some(pair) = small {
+        if let Some(range) = small {
             return Err(Error::InvalidPlan {
                 what: "resize",
                 reason: format!(
-                    "head {pair} holds {}, a capacity of {} was asked for",
-                    counted(self.layout.lengths()[pair], "slot"),
-                    capacities[pair]
+                    "head {range} holds {}, a capacity of {} was asked for",
+                    counted(self.layout.lengths()[range], "slot"),
+                    capacities[range]
                 ),
             });
         }
@@ -45,13 +45,13 @@ impl LayerCache {
     /// Frees all capacity beyond the live slots and `room`.
     ///
     /// # Errors
-    /// As [`Self::resize`].
+    /// The errors of [`Self::resize`].
     pub fn shrink(&mut self, room: usize) -> Result<()> {
         self.resize(self.layout.lengths().iter().map(|length| length + room).collect())
     }
 
-    /// Counts `tokens` free slots of every head as live, as far as its limit goes, whatever they
-    /// hold: zeros unless they were used before. For measurements of what long contexts cost.
+    /// Counts `tokens` free slots of every head as live, up to its limit. The slots hold zeros, or
+    /// rows of dropped tokens. Measurements of long contexts need it.
     ///
     /// # Errors
     /// [`Error::CapacityExhausted`].
@@ -64,16 +64,16 @@ impl LayerCache {
         self.tell_slots_moved()
     }
 
-    /// The lengths with `tokens` more, as far as the limits go.
+    /// The lengths after [`Self::assume`] of `tokens` tokens.
     fn assumed(&self, tokens: usize) -> Vec<usize> {
         let heads = self.layout.lengths().iter().enumerate();
-        let limit = |pair: usize| self.limits.as_ref().map_or(usize::MAX, |limits| limits[pair]);
+        let limit = |range: usize| self.limits.as_ref().map_or(usize::MAX, |limits| limits[range]);
         heads
-            .map(|(pair, &length)| length.max(limit(pair).min(length.saturating_add(tokens))))
+            .map(|(range, &length)| length.max(limit(range).min(length.saturating_add(tokens))))
             .collect()
     }
 
-    /// Whether [`Self::assume`] finds room.
+    /// Checks that heads have room for [`Self::assume`].
     pub(crate) fn check_assumed(&self, tokens: usize) -> Result<()> {
         self.states.live().try_for_each(|state| state.check_room(tokens, false))?;
         self.check_fit(&self.assumed(tokens))
@@ -81,18 +81,18 @@ impl LayerCache {
 
     /// The lengths after a change by `growth`, `[B * Hkv]`.
     pub(crate) fn advanced(&self, growth: &[isize]) -> Result<Vec<usize>> {
-        expect_shape("growth", &[growth.len()], &[self.layout.pairs()])?;
+        expect_shape("growth", &[growth.len()], &[self.layout.head_ranges()])?;
         let heads = self.layout.lengths().iter().zip(self.layout.capacities()).zip(growth);
         heads
             .enumerate()
-            .map(|(pair, ((&length, &capacity), &growth))| {
+            .map(|(range, ((&length, &capacity), &growth))| {
                 let mut requested = length.saturating_add_signed(growth);
-                let own = |state: &dyn PolicyState| state.lengths_of_step(pair, length);
+                let own = |state: &dyn PolicyState| state.lengths_of_step(range, length);
                 if let Some(own) = self.states.live().find_map(own) {
                     requested = if own.within > capacity { own.within } else { own.behind };
                 }
                 let (sequence, head) =
-                    (pair / self.layout.kv_heads(), pair % self.layout.kv_heads());
+                    (range / self.layout.kv_heads(), range % self.layout.kv_heads());
                 if requested > capacity {
                     return Err(Error::CapacityExhausted { sequence, head, capacity, requested });
                 }
@@ -111,7 +111,7 @@ impl LayerCache {
         self.fit(&lengths)
     }
 
-    /// Notes that every sequence has seen so many tokens more.
+    /// Tells states that every sequence has seen `tokens` more tokens.
     pub(crate) fn note_tokens(&mut self, tokens: usize) {
         self.states.live_mut().for_each(|state| state.appended(tokens));
     }
@@ -138,20 +138,20 @@ impl LayerCache {
     pub(super) fn check_room(&self, lengths: &[usize]) -> Result<()> {
         let mut heads = lengths.iter().zip(self.layout.capacities());
         match heads.position(|(length, capacity)| length > capacity) {
-            Some(pair) => Err(Error::CapacityExhausted {
-                sequence: pair / self.layout.kv_heads(),
-                head: pair % self.layout.kv_heads(),
-                capacity: self.layout.capacities()[pair],
-                requested: lengths[pair],
+            Some(range) => Err(Error::CapacityExhausted {
+                sequence: range / self.layout.kv_heads(),
+                head: range % self.layout.kv_heads(),
+                capacity: self.layout.capacities()[range],
+                requested: lengths[range],
             }),
             None => Ok(()),
         }
     }
 
-    /// Batches the sequences of several caches of one layer into one, with room to decode. Tracks
-    /// and weights that only some have get their neutral value in the others; state tensors are
-    /// joined along their first dimension, the batch, and must be there in all or none, as must
-    /// states of policies' own types.
+    /// Batches the sequences of several caches of one layer into one cache, with their room to
+    /// decode. Where only some caches have a track or weights, the others get the track's initial
+    /// value or weights of 1. State tensors are joined along their first dimension, the batch. All
+    /// caches or none must have a given state tensor or policy state.
     ///
     /// # Errors
     /// [`Error`] where head counts, head dims or state do not fit.
@@ -185,7 +185,7 @@ impl LayerCache {
         if parts.iter().any(|part| part.limits.is_some()) {
             let limits = parts.iter().flat_map(|part| match &part.limits {
                 Some(limits) => limits.clone(),
-                None => vec![usize::MAX; part.layout.pairs()],
+                None => vec![usize::MAX; part.layout.head_ranges()],
             });
             joined.limits = Some(limits.collect());
         }
@@ -196,7 +196,7 @@ impl LayerCache {
         Ok(joined)
     }
 
-    /// Takes the slots of caches that its own are one behind the other, live ones and others.
+    /// Takes the pools of `parts`, whose slots this cache has one behind the other, live or free.
     fn take_pools_of(&mut self, parts: &[Self]) {
         let parts: Vec<&Self> = parts.iter().filter(|part| part.layout.total() > 0).collect();
         if parts.is_empty() {

@@ -18,8 +18,9 @@ impl LayerCache {
         Ok(argmin_slots(scores, &self.ranges, None)?)
     }
 
-    /// [`Self::lowest_slots`], where the first positions and the last ones of every sequence go
-    /// behind all others; `newest` is each sequence's newest position, `[B]`, 32-bit.
+    /// [`Self::lowest_slots`] that takes a slot of a sequence's first `sinks` or last `recents`
+    /// positions only where a head has no other slot; `newest` is each sequence's newest position,
+    /// `[B]`, 32-bit.
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::Kernel`].
@@ -70,11 +71,11 @@ impl LayerCache {
 
     /// Which heads hold more than their limit, `[B * Hkv]`.
     fn over_limits(&self, limits: &[usize]) -> Result<Vec<bool>> {
-        expect_shape("limits", &[limits.len()], &[self.layout.pairs()])?;
-        if let Some(pair) = limits.iter().position(|&limit| limit == 0) {
+        expect_shape("limits", &[limits.len()], &[self.layout.head_ranges()])?;
+        if let Some(range) = limits.iter().position(|&limit| limit == 0) {
             return Err(Error::InvalidPlan {
                 what: "eviction",
-                reason: format!("the limit of head {pair} is 0 slots"),
+                reason: format!("the limit of head {range} is 0 slots"),
             });
         }
         let lengths = self.layout.lengths().iter().zip(limits);
@@ -102,8 +103,8 @@ impl LayerCache {
         let lengths = selection.lengths().to_vec();
         if selection.total() > 0 {
             let shape = [self.layout.batch(), self.layout.kv_heads()];
-            let (pairs, device) = (self.layout.pairs(), &self.options.device);
-            let kept = selection.lists(&vec![0; pairs], device)?;
+            let (total_kv_heads, device) = (self.layout.head_ranges(), &self.options.device);
+            let kept = selection.lists(&vec![0; total_kv_heads], device)?;
             let [_, most] = kept.slots.dims();
             if !self.tracks.is_empty() {
                 let from = selection.lists(self.layout.offsets(), device)?.slots;
@@ -112,7 +113,7 @@ impl LayerCache {
             }
             let lists = KeepLists {
                 kept: kept.slots.flatten(0, 1),
-                starts: self.upload((0..pairs).map(|pair| pair * most)).reshape(shape),
+                starts: self.upload((0..total_kv_heads).map(|range| range * most)).reshape(shape),
                 counts: kept.counts.reshape(shape),
                 most,
             };
@@ -124,32 +125,33 @@ impl LayerCache {
         Ok(())
     }
 
-    /// The live slots of the highest scores, so many of every head, as [`Self::retain`] takes them;
-    /// equal scores by lower slot, NaN last. Does not wait for the device.
+    /// The `counts` live slots of each head that have the highest scores, as [`Self::retain`] takes
+    /// them. Among equal scores the lower slot wins; NaN ranks last. Does not wait for the device.
     ///
     /// # Shapes
-    /// `scores` `[S]`, f32; `counts` `[B * Hkv]`, those of more than a head holds are all of it.
+    /// `scores` `[S]`, f32; `counts` `[B * Hkv]`; a count above a head's length takes all of its
+    /// slots.
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::Kernel`].
     pub fn highest(&self, scores: Tensor<1>, counts: &[usize]) -> Result<Selection> {
         expect_shape("scores", &scores.dims(), &[self.slots()])?;
-        let pairs = self.layout.pairs();
-        expect_shape("counts", &[counts.len()], &[pairs])?;
+        let total_kv_heads = self.layout.head_ranges();
+        expect_shape("counts", &[counts.len()], &[total_kv_heads])?;
         let lengths = self.layout.lengths();
         let capacity = self.layout.uniform_capacity().filter(|capacity| *capacity > 0);
         let rows = match capacity {
-            Some(capacity) => scores.reshape([pairs, capacity]),
+            Some(capacity) => scores.reshape([total_kv_heads, capacity]),
             None => {
                 let slots = self.first_slots(lengths)?;
                 let [_, most] = slots.dims();
-                scores.select(0, slots.clamp_min(0).flatten(0, 1)).reshape([pairs, most])
+                scores.select(0, slots.clamp_min(0).flatten(0, 1)).reshape([total_kv_heads, most])
             }
         };
         Selection::highest_of(rows, lengths, counts)
     }
 
-    /// Copies what tracks hold of slots to others; where slots are negative, nothing.
+    /// Copies the tracks' values of slots `from` to slots `to`; negative slots of `to` are skipped.
     fn move_tracks(&mut self, from: Tensor<1, Int>, to: Tensor<1, Int>) -> Result<()> {
         let from = from.clamp_min(0);
         for track in self.tracks.values_mut() {

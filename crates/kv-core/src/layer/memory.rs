@@ -1,4 +1,4 @@
-//! What a layer's cache takes, in bytes.
+//! The bytes of a layer's cache.
 
 use burn::tensor::Tensor;
 
@@ -13,7 +13,7 @@ impl LayerCache {
         let tracks: usize = self.tracks.values().map(|track| bytes(&track.values)).sum();
         let tensors: usize = self.state.values().map(StateTensor::bytes).sum();
         let states: Vec<_> = self.states.live().map(|state| state.bytes(self)).collect();
-        let offsets_and_lengths = 2 * self.layout.pairs();
+        let offsets_and_lengths = 2 * self.layout.head_ranges();
         MemoryReport {
             allocated: self.layout.total() * row,
             in_use: self.layout.used() * row,

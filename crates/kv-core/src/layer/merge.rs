@@ -1,4 +1,4 @@
-//! Merging slots on the device, and writing what merged slots carry.
+//! Merging slots on the device, and writing weights and values of merged slots.
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_kernels::{MergeLists, MergeOptions, Merged, merge_slots, scatter_rows, scatter_scalars};
@@ -7,12 +7,12 @@ use super::expect_shape;
 use crate::{LayerCache, Result};
 
 impl LayerCache {
-    /// Merges victims, rows of `from` or slots of the cache itself, into kept slots, whose keys and
-    /// values are written in place; see [`merge_slots`]. Weights and tracks stay as they are, and
-    /// so do victims.
+    /// Merges victims into kept slots, whose keys and values are written in place; see
+    /// [`merge_slots`]. Victims are rows of `from`, or slots of the cache. They stay as they are,
+    /// and so do weights and tracks.
     ///
     /// # Errors
-    /// Those of [`merge_slots`]; nothing is changed then.
+    /// The errors of [`merge_slots`]; nothing is changed then.
     pub fn merge_slots(
         &mut self,
         from: Option<[&Tensor<2>; 2]>,

@@ -3,7 +3,7 @@ use burn::tensor::{DType, Device};
 /// How a cache stores its slots.
 #[derive(Debug, Clone)]
 pub struct CacheOptions {
-    /// Where.
+    /// The device of the cache's tensors.
     pub device: Device,
     /// Keys' and values' dtype: f32, f16 or bf16.
     pub dtype: DType,
@@ -23,16 +23,17 @@ impl CacheOptions {
 /// Free slots to reserve beyond what is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Room {
-    /// This many in every head.
+    /// This many free slots in every head.
     Extra(usize),
     /// Up to this many slots in every head, kept ones included (never less than what is kept).
     Total(usize),
-    /// What `new_tokens` decode steps can fill under a policy that holds every head at `limit`
-    /// slots, or at what it keeps if that is more, and at up to `over` more between evictions.
+    /// The most slots that `new_tokens` decode steps can fill. The policy evicts to `limit` slots,
+    /// or to the number that a head keeps of the prompt if that is larger. Between evictions a head
+    /// has up to `over` slots more.
     Limited {
         /// Slots after an eviction.
         limit: usize,
-        /// Slots beyond the limit before one.
+        /// Slots beyond the limit before an eviction.
         over: usize,
         /// Decode steps to come.
         new_tokens: usize,

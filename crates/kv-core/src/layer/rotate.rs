@@ -1,4 +1,4 @@
-//! Positions without gaps: keys re-rotated to where their slots would be in a shorter text.
+//! Positions without gaps, and keys re-rotated to these positions.
 
 use burn::tensor::{DType, Tensor};
 
@@ -9,7 +9,7 @@ impl LayerCache {
     /// Renumbers each head's tokens from 0 without gaps, in the order of their positions, and
     /// rotates their keys by the difference (half-split RoPE). Reads the positions to the host.
     ///
-    /// `inverse_frequencies` is RoPE's, `[D / 2]`.
+    /// `inverse_frequencies` are the inverse frequencies of RoPE, `[D / 2]`.
     ///
     /// # Errors
     /// [`Error::Shape`] for another number of frequencies, [`Error::Read`].
@@ -24,8 +24,8 @@ impl LayerCache {
         }
         let old = self.read_positions()?;
         let mut new = old.clone();
-        for pair in 0..self.layout.pairs() {
-            let mut order: Vec<usize> = self.layout.live(pair).collect();
+        for range in 0..self.layout.head_ranges() {
+            let mut order: Vec<usize> = self.layout.live(range).collect();
             order.sort_by_key(|&slot| old[slot]);
             for (position, slot) in order.into_iter().enumerate() {
                 new[slot] = position as i32;

@@ -1,4 +1,4 @@
-//! What a step's attention adds to tracks of slots.
+//! Adding a step's attention to tracks.
 
 use burn::tensor::{DType, Tensor};
 use kv_kernels::{GroupReduction, add_contributions, add_probabilities, value_norms};
@@ -6,8 +6,8 @@ use kv_kernels::{GroupReduction, add_contributions, add_probabilities, value_nor
 use crate::{LayerCache, Result};
 
 impl LayerCache {
-    /// Adds the probabilities of a step's attention, which asked for logits `[S, G]` and the
-    /// log-sum-exp `[B, Hq]`, to a track of its live slots; see [`add_probabilities`].
+    /// Adds a step's attention probabilities to a track of live slots; see [`add_probabilities`].
+    /// The step's attention must have returned logits `[S, G]` and the log-sum-exp `[B, Hq]`.
     ///
     /// # Errors
     /// [`crate::Error::InvalidPlan`] for a track that the cache does not have,
@@ -25,11 +25,11 @@ impl LayerCache {
         })
     }
 
-    /// [`Self::add_probabilities`] of probabilities times norms of values, which a track of their
-    /// own has ([`Self::set_value_norms`]); see [`add_contributions`].
+    /// [`Self::add_probabilities`] with probabilities times `‖v‖₁`, which the track `norms` has
+    /// ([`Self::set_value_norms`]); see [`add_contributions`].
     ///
     /// # Errors
-    /// As [`Self::add_probabilities`].
+    /// The errors of [`Self::add_probabilities`].
     pub fn add_contributions(
         &mut self,
         [sums, norms]: [&str; 2],

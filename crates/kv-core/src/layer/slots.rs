@@ -1,4 +1,4 @@
-//! Which slots an operation reads and writes, and moving what they hold.
+//! Reading, writing and copying the rows of slots.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::{Track, expect_shape};
 use crate::tensors::{columns, ints, listed};
 use crate::{Error, LayerCache, Result};
 
-/// What `N` slots hold.
+/// The rows of `N` slots.
 #[derive(Debug)]
 pub(crate) struct Rows {
     /// `[N, D]`
@@ -34,7 +34,7 @@ impl Rows {
 }
 
 impl LayerCache {
-    /// Copies what `slots` hold.
+    /// Copies the rows of `slots`.
     pub(crate) fn read_slots(&self, slots: &Tensor<1, Int>) -> Rows {
         let scalars = |pool: &Tensor<1>| pool.clone().select(0, slots.clone());
         let tracks = self.tracks.iter();
@@ -47,8 +47,8 @@ impl LayerCache {
         }
     }
 
-    /// Writes `slots` in place, all that the cache keeps of each; negative ones are skipped. Rows
-    /// are cast to the cache's dtypes.
+    /// Writes `rows` to `slots` in place: keys, values, positions, weights and tracks, cast to the
+    /// cache's dtypes. Negative slots are skipped.
     pub(crate) fn write_slots(&mut self, slots: &Tensor<1, Int>, mut rows: Rows) -> Result<()> {
         let dtype = self.options.dtype;
         let (count, device) = (slots.dims()[0], self.options.device.clone());
@@ -66,7 +66,7 @@ impl LayerCache {
         Ok(())
     }
 
-    /// Copies `rows` of another cache into `slots`, with all that both keep of each.
+    /// Copies the slots `rows` of another cache into `slots`. Tracks that it lacks are reset.
     pub(super) fn copy_from(
         &mut self,
         other: &Self,
@@ -99,7 +99,7 @@ impl LayerCache {
         (pool, ranges)
     }
 
-    /// The same, and the tracks beside them.
+    /// The tensors that kernels write in place, and the tracks.
     pub(super) fn pool_and_tracks(
         &mut self,
     ) -> (SlotPool<'_>, &mut BTreeMap<String, Track>, &mut SlotRanges) {
@@ -124,7 +124,7 @@ impl LayerCache {
     /// [`Error::Shape`] for another number of heads, [`Error::IndexOutOfRange`] for more slots than
     /// a head has.
     pub fn first_slots(&self, lengths: &[usize]) -> Result<Tensor<2, Int>> {
-        expect_shape("lengths", &[lengths.len()], &[self.layout.pairs()])?;
+        expect_shape("lengths", &[lengths.len()], &[self.layout.head_ranges()])?;
         let mut heads = lengths.iter().zip(self.layout.capacities());
         if let Some((&length, &capacity)) = heads.find(|(length, capacity)| length > capacity) {
             return Err(Error::IndexOutOfRange {
@@ -133,15 +133,20 @@ impl LayerCache {
                 limit: capacity,
             });
         }
-        let (pairs, device) = (self.layout.pairs(), &self.options.device);
+        let (total_kv_heads, device) = (self.layout.head_ranges(), &self.options.device);
         let most = lengths.iter().copied().max().unwrap_or_default().max(1);
-        let offsets = self.ranges.offsets.clone().reshape([pairs]);
-        Ok(listed(columns(pairs, most, device), offsets, self.upload(lengths.iter().copied())))
+        let offsets = self.ranges.offsets.clone().reshape([total_kv_heads]);
+        Ok(listed(
+            columns(total_kv_heads, most, device),
+            offsets,
+            self.upload(lengths.iter().copied()),
+        ))
     }
 
     /// Each head's first free slot, `[B * Hkv]`.
     pub(super) fn free_slots(&self) -> Tensor<1, Int> {
-        (self.ranges.offsets.clone() + self.ranges.lengths.clone()).reshape([self.layout.pairs()])
+        (self.ranges.offsets.clone() + self.ranges.lengths.clone())
+            .reshape([self.layout.head_ranges()])
     }
 
     /// Slots as a device tensor.

@@ -5,8 +5,8 @@
 //! object of it. The cache knows nothing of what is inside: it moves, copies, joins, counts, saves
 //! and loads the object through the trait, and tells it of what happens to the slots.
 //!
-//! Files do not say which type a state is of. A loaded cache holds what the file has of the state
-//! until its policy calls [`LayerCache::restore_state`].
+//! Files do not name a state's type. A loaded cache therefore holds a state's header and tensors
+//! until the policy calls [`LayerCache::restore_state`].
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -25,14 +25,14 @@ pub trait PolicyState: Any + Debug + Send + Sync {
     fn name(&self) -> &'static str;
 
     /// A deep copy: a kernel that writes into this state must not write into the copy. `None` for
-    /// state that is of one step only, which copies do not have.
+    /// state of a single step, which copies go without.
     fn copied(&self) -> Option<Box<dyn PolicyState>>;
 
     /// The state on another device; `None` as for [`Self::copied`].
     fn to_device(&self, device: &Device) -> Option<Box<dyn PolicyState>>;
 
-    /// The state of several caches of one layer whose sequences are batched: `self` is that of the
-    /// first cache, `others` those of all others, in order, and of the same name.
+    /// Joins the states of several caches of one layer whose sequences are batched. `self` is the
+    /// first cache's state; `others` are the other caches' states of this name, in order.
     ///
     /// # Errors
     /// [`Error::InvalidPlan`] for states that cannot be joined.
@@ -41,20 +41,20 @@ pub trait PolicyState: Any + Debug + Send + Sync {
     /// The state in host memory. `None` as for [`Self::copied`].
     ///
     /// # Errors
-    /// [`Error::Read`] where the device gives nothing back.
+    /// [`Error::Read`] where the device cannot be read.
     fn to_host(&self) -> Result<Option<HostState>>;
 
-    /// Whether files can hold the state. Saving a cache is refused before anything is read where
-    /// one of its states says no.
+    /// Whether files can hold the state. A cache with a state that files cannot hold is refused
+    /// before the device is read.
     fn is_savable(&self) -> bool {
         true
     }
 
-    /// Bytes that the state takes beside a cache.
+    /// The bytes of this state of `cache`.
     fn bytes(&self, cache: &LayerCache) -> StateBytes;
 
-    /// Whether there is room for so many more tokens of every sequence; a growable cache makes
-    /// room.
+    /// Checks that the state has room for `tokens` more tokens of every sequence. The state of a
+    /// growable cache can make room.
     ///
     /// # Errors
     /// [`Error::CapacityExhausted`].
@@ -62,7 +62,7 @@ pub trait PolicyState: Any + Debug + Send + Sync {
         Ok(())
     }
 
-    /// Makes room for so many more tokens of every sequence, before they are appended.
+    /// Makes room for `tokens` more tokens of every sequence, before they are appended.
     ///
     /// # Errors
     /// [`Error::CapacityExhausted`] where there is none and the cache does not grow.
@@ -70,19 +70,19 @@ pub trait PolicyState: Any + Debug + Send + Sync {
         self.check_room(tokens, growable)
     }
 
-    /// Every sequence has seen so many tokens more.
+    /// Tells the state that every sequence has seen `tokens` more tokens.
     fn appended(&mut self, _tokens: usize) {}
 
-    /// Slots have moved or were made anew: the pool is another one, or holds other rows.
+    /// Tells the state that slots have moved: the pool is a new one, or its rows have changed.
     ///
     /// # Errors
-    /// Those of the kernels that bring the state up to date.
+    /// The errors of the kernels that update the state.
     fn slots_moved(&mut self, _cache: &LayerCache) -> Result<()> {
         Ok(())
     }
 
-    /// Counts so many more tokens of every sequence as seen, whatever they were: for measurements
-    /// of what long contexts cost.
+    /// Counts `tokens` more tokens of every sequence as seen, without contents. Measurements of
+    /// long contexts need it.
     ///
     /// # Errors
     /// [`Error::CapacityExhausted`].
@@ -92,14 +92,14 @@ pub trait PolicyState: Any + Debug + Send + Sync {
         Ok(())
     }
 
-    /// Slots of a head within a step and behind it, where the state's steps change lengths by
-    /// themselves; the head has `before` slots before the step. `None` where they do not.
+    /// A head's lengths within and after a step of the state's own, from `before` slots on. `None`
+    /// if the state's steps do not change lengths by themselves.
     fn lengths_of_step(&self, _head: usize, _before: usize) -> Option<StepLengths> {
         None
     }
 
-    /// Whether the state means nothing any more once slots are appended, dropped or reordered
-    /// otherwise than by its own steps, or once limits change: the cache lets go of it then.
+    /// Whether the cache must drop the state once limits change, or once slots are appended,
+    /// dropped or reordered by anything but the state's own steps.
     fn is_void_once_slots_change(&self) -> bool {
         false
     }
@@ -110,24 +110,24 @@ pub trait PolicyState: Any + Debug + Send + Sync {
         false
     }
 
-    /// A counter of the host's that steps move on, if there is one. A step that is recorded rather
-    /// than run must not move it: it is put back by [`Self::set_counter`].
+    /// A counter on the host that steps advance; 0 without one. A step that is recorded and not run
+    /// must not advance it: [`Self::set_counter`] then puts it back.
     fn counter(&self) -> usize {
         0
     }
 
-    /// Puts back what [`Self::counter`] was.
+    /// Puts back the number that [`Self::counter`] returned.
     fn set_counter(&mut self, _counter: usize) {}
 }
 
 /// A state that files can hold.
 pub trait LoadState: PolicyState + Sized {
-    /// As [`PolicyState::name`].
+    /// The state's name, as [`PolicyState::name`] returns it.
     const NAME: &'static str;
 
-    /// The state out of what [`PolicyState::to_host`] made of it, for a cache whose slots are there
-    /// already. `seen` has the tokens that each sequence has seen. A file's content is not to be
-    /// trusted: what does not fit is refused.
+    /// Builds the state from its saved form, which [`PolicyState::to_host`] made, for a cache that
+    /// has its slots already. `seen` has the number of tokens that each sequence has seen. Files
+    /// are not trusted: contents that do not fit the cache are refused.
     ///
     /// # Errors
     /// [`Error::InvalidPlan`] that says what does not fit.
@@ -137,18 +137,18 @@ pub trait LoadState: PolicyState + Sized {
 /// Slots of a head around a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepLengths {
-    /// The most that it has within the step, such as before the step gives up slots.
+    /// The most slots of the head within the step, such as before the step drops some.
     pub within: usize,
-    /// Slots that it has behind the step.
+    /// The slots of the head after the step.
     pub behind: usize,
 }
 
 /// Bytes of a state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StateBytes {
-    /// On the device.
+    /// Bytes on the device.
     pub device: usize,
-    /// In host memory.
+    /// Bytes in host memory.
     pub host: usize,
     /// Working memory of a step on the device, which layers share.
     pub scratch: usize,
@@ -157,7 +157,7 @@ pub struct StateBytes {
 /// A state in host memory.
 #[derive(Debug)]
 pub enum HostState {
-    /// Numbers that files can hold.
+    /// Tensors and a header, which files can hold.
     Saved(SavedState),
     /// An object that lives in host memory anyway, and that no file holds.
     Kept(Box<dyn PolicyState>),
@@ -176,29 +176,29 @@ impl Clone for HostState {
     }
 }
 
-/// What a file has of a state.
+/// The saved form of a state, as files hold it.
 #[derive(Debug, Clone, Default)]
 pub struct SavedState {
-    /// What is not a tensor.
+    /// The parts of the state that are not tensors.
     pub header: Value,
     /// Tensors by name.
     pub tensors: BTreeMap<String, TensorData>,
-    /// How to make the state of it, where that is known: files do not know.
+    /// The function that builds the state; `None` for a form that was read from a file.
     pub(crate) load: Option<Load>,
 }
 
 pub(crate) type Load = fn(SavedState, &LayerCache, &[usize]) -> Result<Box<dyn PolicyState>>;
 
 impl SavedState {
-    /// What is saved of a state of type `T`.
+    /// The saved form of a state of type `T`.
     pub fn of<T: LoadState>(header: Value, tensors: BTreeMap<String, TensorData>) -> Self {
         Self { header, tensors, load: Some(load::<T>) }
     }
 
-    /// Takes out a tensor of one of some dtypes and any shape.
+    /// Takes out the tensor `name`, of any shape and of one of `dtypes`.
     ///
     /// # Errors
-    /// [`Error::InvalidPlan`] that names them.
+    /// [`Error::InvalidPlan`] that names the dtypes.
     pub fn take_any(&mut self, name: &str, dtypes: &[burn::tensor::DType]) -> Result<TensorData> {
         let found = self.tensors.get(name).map(|data| data.dtype());
         let own = dtypes.iter().copied().find(|&dtype| Some(dtype) == found);
@@ -253,33 +253,33 @@ fn load<T: LoadState>(
     Ok(Box::new(T::load(saved, cache, seen)?))
 }
 
-/// What a cache holds under a state's name.
+/// A state of a cache, or its saved form until a policy restores it.
 #[derive(Debug)]
-pub(crate) enum Held {
+pub(crate) enum StoredState {
     /// The state.
     State(Box<dyn PolicyState>),
-    /// What a file has of it, and the tokens that each sequence has seen.
+    /// The saved form, and the number of tokens that each sequence has seen.
     Saved(SavedState, Vec<usize>),
 }
 
 /// The states of a cache, by name.
 #[derive(Debug, Default)]
-pub(crate) struct States(pub(crate) BTreeMap<String, Held>);
+pub(crate) struct States(pub(crate) BTreeMap<String, StoredState>);
 
 impl States {
-    /// All that are more than what a file has of them.
+    /// All states that need not be restored.
     pub(crate) fn live(&self) -> impl Iterator<Item = &dyn PolicyState> {
-        self.0.values().filter_map(|held| match held {
-            Held::State(state) => Some(&**state),
-            Held::Saved(..) => None,
+        self.0.values().filter_map(|stored| match stored {
+            StoredState::State(state) => Some(&**state),
+            StoredState::Saved(..) => None,
         })
     }
 
-    /// [`Self::live`], to be changed.
+    /// [`Self::live`] by mutable reference.
     pub(crate) fn live_mut(&mut self) -> impl Iterator<Item = &mut Box<dyn PolicyState>> {
-        self.0.values_mut().filter_map(|held| match held {
-            Held::State(state) => Some(state),
-            Held::Saved(..) => None,
+        self.0.values_mut().filter_map(|stored| match stored {
+            StoredState::State(state) => Some(state),
+            StoredState::Saved(..) => None,
         })
     }
 
@@ -288,11 +288,11 @@ impl States {
         self.live().any(|state| state.sets_track(track))
     }
 
-    /// Lets go of states that mean nothing any more once slots or limits have changed.
+    /// Drops the states that are void once slots or limits have changed.
     pub(crate) fn drop_void(&mut self) {
-        self.0.retain(|_, held| match held {
-            Held::State(state) => !state.is_void_once_slots_change(),
-            Held::Saved(..) => true,
+        self.0.retain(|_, stored| match stored {
+            StoredState::State(state) => !state.is_void_once_slots_change(),
+            StoredState::Saved(..) => true,
         });
     }
 
@@ -307,17 +307,17 @@ impl States {
         each.for_each(|(state, counter)| state.set_counter(*counter));
     }
 
-    /// Every state through a change that may leave it out.
+    /// The states that `change` returns; states for which it returns `None` are left out.
     pub(crate) fn map(
         &self,
         change: impl Fn(&dyn PolicyState) -> Option<Box<dyn PolicyState>>,
     ) -> Self {
-        let each = self.0.iter().filter_map(|(name, held)| {
-            let held = match held {
-                Held::State(state) => Held::State(change(&**state)?),
-                Held::Saved(saved, seen) => Held::Saved(saved.clone(), seen.clone()),
+        let each = self.0.iter().filter_map(|(name, stored)| {
+            let stored = match stored {
+                StoredState::State(state) => StoredState::State(change(&**state)?),
+                StoredState::Saved(saved, seen) => StoredState::Saved(saved.clone(), seen.clone()),
             };
-            Some((name.clone(), held))
+            Some((name.clone(), stored))
         });
         Self(each.collect())
     }
@@ -330,12 +330,12 @@ impl States {
         names.dedup();
         let mut joined = BTreeMap::new();
         for name in names {
-            let own: Vec<&Held> = parts.iter().filter_map(|part| part.0.get(name)).collect();
+            let own: Vec<&StoredState> = parts.iter().filter_map(|part| part.0.get(name)).collect();
             let mut live = Vec::new();
-            for held in &own {
-                match held {
-                    Held::State(state) => live.push(&**state),
-                    Held::Saved(..) => return Err(unrestored(name)),
+            for stored in &own {
+                match stored {
+                    StoredState::State(state) => live.push(&**state),
+                    StoredState::Saved(..) => return Err(unrestored(name)),
                 }
             }
             let Some((first, others)) = live.split_first() else { continue };
@@ -347,14 +347,14 @@ impl States {
                 let (count, all) = (live.len(), parts.len());
                 return Err(invalid(format!("state `{name}` is in {count} of {all} caches")));
             }
-            joined.insert(name.clone(), Held::State(first.joined(others)?));
+            joined.insert(name.clone(), StoredState::State(first.joined(others)?));
         }
         Ok(Self(joined))
     }
 
-    /// Refuses steps while a state is only what a file has of it.
+    /// Refuses steps while a state has not been restored.
     pub(crate) fn check_restored(&self) -> Result<()> {
-        let saved = self.0.iter().find(|(_, held)| matches!(held, Held::Saved(..)));
+        let saved = self.0.iter().find(|(_, stored)| matches!(stored, StoredState::Saved(..)));
         saved.map_or(Ok(()), |(name, _)| Err(unrestored(name)))
     }
 }
@@ -373,39 +373,43 @@ impl LayerCache {
         self.states.live().find_map(|state| (state as &dyn Any).downcast_ref())
     }
 
-    /// [`Self::policy_state`], to be changed.
+    /// [`Self::policy_state`] by mutable reference.
     pub fn policy_state_mut<T: PolicyState>(&mut self) -> Option<&mut T> {
         self.states.live_mut().find_map(|state| (&mut **state as &mut dyn Any).downcast_mut())
     }
 
-    /// Gives the cache a state; one of the same name goes.
+    /// Gives the cache a state in place of the state of its name, if there is one.
     pub fn insert_policy_state<T: PolicyState>(&mut self, state: T) {
         let name = state.name().to_string();
-        self.states.0.insert(name, Held::State(Box::new(state)));
+        self.states.0.insert(name, StoredState::State(Box::new(state)));
     }
 
-    /// Takes a state of type `T` out of the cache, such as to change it beside the slots.
+    /// Takes a state of type `T` out of the cache, so that both can be changed together.
     pub fn take_policy_state<T: PolicyState>(&mut self) -> Option<T> {
-        let is_it = |held: &Held| match held {
-            Held::State(state) => (&**state as &dyn Any).is::<T>(),
-            Held::Saved(..) => false,
+        let is_it = |stored: &StoredState| match stored {
+            StoredState::State(state) => (&**state as &dyn Any).is::<T>(),
+            StoredState::Saved(..) => false,
         };
-        let name = self.states.0.iter().find(|(_, held)| is_it(held))?.0.clone();
+        let name = self.states.0.iter().find(|(_, stored)| is_it(stored))?.0.clone();
         match self.states.0.remove(&name)? {
-            Held::State(state) => (state as Box<dyn Any>).downcast::<T>().ok().map(|state| *state),
-            Held::Saved(..) => None,
+            StoredState::State(state) => {
+                (state as Box<dyn Any>).downcast::<T>().ok().map(|state| *state)
+            }
+            StoredState::Saved(..) => None,
         }
     }
 
-    /// Makes the state of type `T` of what a file has of it. Nothing happens where the cache has
-    /// none from a file.
+    /// Builds the state of type `T` from the saved form that was read from a file. Does nothing
+    /// where the cache has no such form.
     ///
     /// # Errors
-    /// Those of [`LoadState::load`]; the cache then holds what it held.
+    /// The errors of [`LoadState::load`]; the cache is then unchanged.
     pub fn restore_state<T: LoadState>(&mut self) -> Result<()> {
-        let Some(Held::Saved(saved, seen)) = self.states.0.get(T::NAME) else { return Ok(()) };
+        let Some(StoredState::Saved(saved, seen)) = self.states.0.get(T::NAME) else {
+            return Ok(());
+        };
         let state = T::load(saved.clone(), self, seen)?;
-        self.states.0.insert(T::NAME.into(), Held::State(Box::new(state)));
+        self.states.0.insert(T::NAME.into(), StoredState::State(Box::new(state)));
         Ok(())
     }
 

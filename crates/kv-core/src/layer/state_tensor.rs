@@ -30,7 +30,7 @@ impl StateTensor {
         }
     }
 
-    /// In host memory.
+    /// A copy in host memory.
     pub(crate) fn to_host(&self) -> Result<TensorData> {
         let _work = kv_kernels::device_work();
         let data = match self {
@@ -40,8 +40,8 @@ impl StateTensor {
         data.map_err(|error| Error::Read { what: "state", reason: error.to_string() })
     }
 
-    /// What [`Self::to_host`] made, on a device. Files that store integers as f32 give
-    /// [`Self::Float`], which [`LayerCache::states_to_ints`] makes integers.
+    /// A copy of `data` on a device. Integers that a file stores as f32 give [`Self::Float`];
+    /// [`LayerCache::states_to_ints`] converts them.
     pub(crate) fn from_host(data: TensorData, device: &Device) -> Self {
         match data.dtype() {
             DType::I32 => Self::Int(packed_ints(Tensor::from_data(data, (device, DType::I32)))),
@@ -128,7 +128,7 @@ impl LayerCache {
     /// another shape or dtype.
     pub fn assign_state(&mut self, name: &str, tensor: Tensor<3>) -> Result<()> {
         match self.state.get_mut(name) {
-            Some(StateTensor::Float(held)) => Ok(kv_kernels::assign(held, tensor)?),
+            Some(StateTensor::Float(state)) => Ok(kv_kernels::assign(state, tensor)?),
             _ => Err(Error::InvalidPlan {
                 what: "state",
                 reason: format!("the cache has no state `{name}` of real numbers"),
@@ -136,8 +136,8 @@ impl LayerCache {
         }
     }
 
-    /// Makes integers of state tensors of real numbers, where the cache has any of these names:
-    /// files of earlier versions store integers as f32.
+    /// Converts the state tensors `names` that the cache has from f32 to integers: files of earlier
+    /// versions store integers as f32.
     pub fn states_to_ints(&mut self, names: &[&str]) {
         for name in names {
             if let Some(tensor) = self.state(name) {

@@ -1,4 +1,4 @@
-//! What policies keep beside the slots: tracks and limits.
+//! Tracks and limits, which policies keep beside the slots.
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::{SlotPool, SlotRanges, assign, scatter_scalars};
@@ -10,7 +10,7 @@ use crate::{Error, LayerCache, Result, Selection};
 /// One policy number a slot.
 #[derive(Debug)]
 pub(crate) struct Track {
-    /// What a newly appended slot starts with.
+    /// The value of a newly appended slot.
     pub(crate) initial: f32,
     /// `[S]`
     pub(crate) values: Tensor<1>,
@@ -38,8 +38,8 @@ impl LayerCache {
         self.tracks.get(name).map(|track| &track.values)
     }
 
-    /// Sets a policy's per-slot numbers, in place, creating the track if need be. `initial` is what
-    /// a newly appended slot starts with.
+    /// Sets a policy's per-slot numbers, in place, creating the track if need be. `initial` is the
+    /// value of a newly appended slot.
     ///
     /// # Errors
     /// [`crate::Error::Shape`] where `values` is not `[S]`.
@@ -55,8 +55,7 @@ impl LayerCache {
         Ok(())
     }
 
-    /// Sets a track from one value a live slot, in the order of [`crate::SlotLayout::live`] over
-    /// all pairs.
+    /// Sets a track from one value a live slot, in the order of [`crate::SlotLayout::live_slots`].
     ///
     /// # Errors
     /// [`crate::Error::Shape`] where the number of values differs from the live slots.
@@ -65,8 +64,8 @@ impl LayerCache {
         self.set_track(name, values, initial)
     }
 
-    /// Sets a track from one value a token of a prompt, of which the cache holds what `selection`
-    /// kept. Does not wait for the device.
+    /// Sets a track of a cache that holds the tokens `selection` of a prompt, from one value for
+    /// each token of the prompt. Does not wait for the device.
     ///
     /// # Shapes
     /// `of` `[B * Hkv, T]`, f32.
@@ -81,16 +80,16 @@ impl LayerCache {
         selection: &Selection,
         initial: f32,
     ) -> Result<()> {
-        let [pairs, tokens] = of.dims();
-        expect_shape("kept values", &[pairs], &[self.layout.pairs()])?;
+        let [total_kv_heads, tokens] = of.dims();
+        expect_shape("kept values", &[total_kv_heads], &[self.layout.head_ranges()])?;
         expect_shape("kept values", selection.lengths(), self.layout.lengths())?;
-        selection.check(&vec![tokens; pairs])?;
+        selection.check(&vec![tokens; total_kv_heads])?;
         let device = &self.options.device;
         let mut values = Tensor::full([self.slots()], initial, (device, DType::F32));
         if selection.total() > 0 {
-            let firsts: Vec<usize> = (0..pairs).map(|pair| pair * tokens).collect();
+            let firsts: Vec<usize> = (0..total_kv_heads).map(|range| range * tokens).collect();
             let rows = selection.lists(&firsts, device)?.slots.clamp_min(0).flatten(0, 1);
-            let kept = of.reshape([pairs * tokens]).select(0, rows);
+            let kept = of.reshape([total_kv_heads * tokens]).select(0, rows);
             let to = self.first_slots(selection.lengths())?.flatten(0, 1);
             scatter_scalars(&mut values, to, kept)?;
         }
@@ -102,27 +101,27 @@ impl LayerCache {
         self.limits.as_deref()
     }
 
-    /// Whether all heads are alike and hold as many slots as their limits let them: from then on, a
-    /// step that appends a token and evicts one leaves all lengths as they are.
+    /// Whether all heads have one length, and this is their limit. From then on, a step that
+    /// appends a token and evicts one leaves all lengths as they are.
     pub fn at_limits(&self) -> bool {
         self.layout.uniform_length().is_some() && self.limits() == Some(self.layout.lengths())
     }
 
-    /// Sets the limits; states that were chosen under others go
+    /// Sets the limits, and drops states that are void under new limits
     /// ([`crate::PolicyState::is_void_once_slots_change`]).
     ///
     /// # Errors
     /// [`crate::Error::Shape`] for another number of heads.
     pub fn set_limits(&mut self, limits: Vec<usize>) -> Result<()> {
-        expect_shape("limits", &[limits.len()], &[self.layout.pairs()])?;
+        expect_shape("limits", &[limits.len()], &[self.layout.head_ranges()])?;
         self.limits = Some(limits);
         self.states.drop_void();
         Ok(())
     }
 
-    /// Sets the tracks of `slots` `[N]`, 32-bit, to their initial values, but for tracks that a
-    /// state's own steps set; negative slots are skipped. `slots` is not asked for where there is
-    /// no such track.
+    /// Sets the tracks of `slots` `[N]`, 32-bit, to their initial values, except tracks that a
+    /// state's own steps set. Negative slots are skipped. `slots` is not called where there is no
+    /// track to reset.
     ///
     /// # Errors
     /// [`Error::Kernel`].
@@ -137,7 +136,7 @@ impl LayerCache {
         tracks.try_for_each(|(_, track)| track.reset(&slots))
     }
 
-    /// One value a live slot as one value a slot.
+    /// Spreads one value a live slot over all slots, `[S]`; other slots get `elsewhere`.
     pub(super) fn spread_live(&self, live: &[f32], elsewhere: f32) -> Result<Tensor<1>> {
         expect_shape("live values", &[live.len()], &[self.layout.used()])?;
         let mut values = vec![elsewhere; self.slots()];
@@ -148,11 +147,12 @@ impl LayerCache {
         Ok(floats(values, [slots], &self.options.device))
     }
 
-    /// Gives a kernel of a policy the slots and some tracks, `[S]` each, to be changed in place.
-    /// Where the kernel changes how many slots are live, [`Self::set_host_lengths`] tells the host.
+    /// Calls `change`, a policy's kernel, with the pool, the head ranges and the tracks `tracks`,
+    /// `[S]` each, which it changes in place. If it changes lengths, [`Self::set_host_lengths`]
+    /// must tell the host.
     ///
     /// # Errors
-    /// [`Error::InvalidPlan`] for tracks that the cache does not have; those of `change`.
+    /// [`Error::InvalidPlan`] for tracks that the cache does not have; the errors of `change`.
     pub fn change_slots<const N: usize>(
         &mut self,
         tracks: [&str; N],
@@ -171,7 +171,7 @@ impl LayerCache {
     /// [`Error::Shape`] for another number of heads, [`Error::CapacityExhausted`] for more slots
     /// than a head has room for.
     pub fn set_host_lengths(&mut self, lengths: &[usize]) -> Result<()> {
-        expect_shape("lengths", &[lengths.len()], &[self.layout.pairs()])?;
+        expect_shape("lengths", &[lengths.len()], &[self.layout.head_ranges()])?;
         self.check_room(lengths)?;
         self.layout.lengths_mut().copy_from_slice(lengths);
         Ok(())

@@ -1,4 +1,4 @@
-//! New tokens into slots: a prompt's, and appended ones.
+//! Writing tokens into slots: a prompt's tokens, and appended ones.
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_kernels::{HeadLayout, Placement, SlotSource, copy_slots, reset_last, write_heads};
@@ -9,7 +9,7 @@ use crate::tensors::ints;
 use crate::{CacheOptions, Error, LayerCache, Result, Room, Selection, SlotLayout, counted};
 
 impl LayerCache {
-    /// A cache of what `selection` keeps of a prefilled prompt, allocated to that plus `room`.
+    /// A cache of the tokens that `selection` keeps of a prefilled prompt, with `room` for more.
     ///
     /// # Shapes
     /// `keys`, `values` `[B, Hkv, T, D]`; `positions` `[B, T]`, the tokens' logical positions.
@@ -32,8 +32,8 @@ impl LayerCache {
     /// [`Self::from_prefill`] in heads of these capacities, `[B * Hkv]`.
     ///
     /// # Errors
-    /// As [`Self::from_prefill`], and [`Error::InvalidPlan`] where a head keeps more than it has
-    /// room for.
+    /// The errors of [`Self::from_prefill`]; [`Error::InvalidPlan`] where a head keeps more than it
+    /// has room for.
     pub fn from_prefill_within(
         keys: &Tensor<4>,
         values: &Tensor<4>,
@@ -62,7 +62,7 @@ impl LayerCache {
         let layout = SlotLayout::new(kv_heads, capacities);
         let mut cache = Self::new(layout, head_dim, options);
         if selection.total() > 0 {
-            let firsts: Vec<usize> = (0..lengths.len()).map(|pair| pair * tokens).collect();
+            let firsts: Vec<usize> = (0..lengths.len()).map(|range| range * tokens).collect();
             let from = selection.lists(&firsts, &cache.options.device)?.slots;
             let flat =
                 |tensor: &Tensor<4>| tensor.clone().reshape([batch * kv_heads * tokens, head_dim]);
@@ -111,7 +111,7 @@ impl LayerCache {
     /// `projected` `[B, (Hq + 2 Hkv) D]`; `positions` `[B]`.
     ///
     /// # Errors
-    /// As [`Self::append`], and those of [`write_heads`].
+    /// The errors of [`Self::append`], and the errors of [`write_heads`].
     pub fn append_projected(
         &mut self,
         projected: Tensor<2>,
@@ -142,7 +142,7 @@ impl LayerCache {
     /// `keys`, `values` `[B, Hkv, N, D]`; `positions` `[B, N]`.
     ///
     /// # Errors
-    /// As [`Self::append`].
+    /// The errors of [`Self::append`].
     pub fn extend(
         &mut self,
         keys: Tensor<4>,
@@ -156,26 +156,26 @@ impl LayerCache {
         }
         self.reserve(tokens)?;
         self.states.drop_void();
-        let pairs = self.layout.pairs();
-        let mut slots = self.free_slots().reshape([pairs, 1]);
+        let total_kv_heads = self.layout.head_ranges();
+        let mut slots = self.free_slots().reshape([total_kv_heads, 1]);
         if tokens > 1 {
             let steps = ints((0..tokens as i32).collect(), [1, tokens], &self.options.device);
-            slots = slots.expand([pairs, tokens]) + steps.expand([pairs, tokens]);
+            slots = slots.expand([total_kv_heads, tokens]) + steps.expand([total_kv_heads, tokens]);
         }
         let rows = Self::token_rows(keys, values, positions);
-        self.write_slots(&slots.reshape([pairs * tokens]), rows)?;
+        self.write_slots(&slots.reshape([total_kv_heads * tokens]), rows)?;
         self.ranges.lengths = self.ranges.lengths.clone().add_scalar(tokens as i32);
         self.layout.lengths_mut().iter_mut().for_each(|length| *length += tokens);
         self.note_tokens(tokens);
         Ok(())
     }
 
-    /// Writes one token of every head of every sequence into a slot of the pool, `slots`
-    /// `[B * Hkv]`, 32-bit, on the device and not checked, over what is there. Its weight is 1, and
-    /// its tracks have their initial values. Lengths stay: [`Self::change_slots`] changes them.
+    /// Overwrites one slot of every head range by a new token. `slots` `[B * Hkv]`, 32-bit, are
+    /// slots of the pool, on the device and not checked. The token's weight is 1, and its tracks
+    /// have their initial values. Lengths stay: [`Self::change_slots`] changes them.
     ///
     /// # Shapes
-    /// As for [`Self::append`].
+    /// The shapes of [`Self::append`].
     ///
     /// # Errors
     /// [`crate::Error::Shape`].

@@ -1,9 +1,9 @@
-//! Attention of a decode step and of a prompt.
+//! Attention ops for decode steps and prompts.
 //!
 //! - [`decode`]: one query a sequence over the slots of its heads, with weights, lists and windows.
-//! - [`evicting`]: decode attention that also picks the slot which the next token overwrites
+//! - [`evicting`]: decode attention that also chooses the slot which the next token overwrites
 //!   (LongFlow).
-//! - [`prefill`]: causal attention of a prompt or of a chunk of one, with column sums.
+//! - [`prefill`]: causal attention of a prompt or of a part of one, with column sums.
 //! - [`sketch`]: decode attention over exact slots and over tokens in a count-sketch (KVReviver).
 
 pub(crate) mod decode;

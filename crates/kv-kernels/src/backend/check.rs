@@ -1,11 +1,11 @@
-//! Argument checks that the ops share: everything is refused before a launch.
+//! Argument checks that the ops share. They refuse a call before anything is launched.
 
 use burn::backend::DispatchDevice;
 use burn::tensor::{Bool, DType, Device, Float, Int, Tensor};
 
 use crate::KernelError;
 
-/// What a check needs to know of a tensor, whatever its kind.
+/// The shape, dtype and device of a tensor of any kind.
 pub(crate) trait Described {
     fn describe(&self) -> (Vec<usize>, DType, Device);
 }
@@ -32,7 +32,7 @@ impl Check {
         Self { op, device: first.describe().2 }
     }
 
-    /// The op.
+    /// The op's name.
     pub(crate) fn op(&self) -> &'static str {
         self.op
     }
@@ -42,7 +42,7 @@ impl Check {
         self.device.clone()
     }
 
-    /// Refuses devices that no implementation is for.
+    /// Refuses devices that have no implementation.
     pub(crate) fn supported(&self) -> Result<(), KernelError> {
         match self.device.as_dispatch() {
             #[cfg(feature = "flex")]
@@ -57,8 +57,8 @@ impl Check {
         }
     }
 
-    /// Whether the op is a kernel, which writes through every clone of a tensor, rather than loops
-    /// on the CPU, which write in place through the sole reference only.
+    /// Whether the op runs as a kernel, which writes through every clone of a tensor. On the CPU,
+    /// loops write in place through the only reference.
     pub(crate) fn on_gpu(&self) -> bool {
         match self.device.as_dispatch() {
             #[cfg(feature = "gpu")]
@@ -82,7 +82,7 @@ impl Check {
                 actual,
             });
         }
-        // Devices are equal whether or not they track gradients, which kernels cannot.
+        // Devices compare as equal whether or not they track gradients. Kernels cannot track them.
         if device != self.device || device.is_autodiff() != self.device.is_autodiff() {
             return Err(KernelError::Device {
                 op: self.op,
@@ -120,7 +120,7 @@ impl Check {
         self.dtype(argument, tensor, "32-bit integers", |dtype| dtype == DType::I32)
     }
 
-    /// A tensor of another argument's dtype, which `expected` names.
+    /// Checks that a tensor has the dtype of another argument, which `expected` names.
     pub(crate) fn same_dtype(
         &self,
         argument: &'static str,
@@ -131,7 +131,7 @@ impl Check {
         self.dtype(argument, tensor, expected, |actual| actual == dtype)
     }
 
-    /// A tensor of at least one element.
+    /// Checks that a tensor has at least one element.
     pub(crate) fn filled(
         &self,
         argument: &'static str,
@@ -149,7 +149,7 @@ impl Check {
         Ok(())
     }
 
-    /// Refuses a value that no implementation is for.
+    /// The error for a value that the op does not support.
     pub(crate) fn unsupported(
         &self,
         argument: &'static str,
@@ -159,7 +159,7 @@ impl Check {
         KernelError::Unsupported { op: self.op, argument, actual: actual.to_string(), supported }
     }
 
-    /// A tensor whose elements a kernel can count in 32 bits.
+    /// Checks that a kernel can count the tensor's elements in 32 bits.
     pub(crate) fn counted(
         &self,
         argument: &'static str,
@@ -177,8 +177,8 @@ impl Check {
         Ok(())
     }
 
-    /// The tensor, to be written in place: the sole reference on the CPU, where a placeholder stays
-    /// behind.
+    /// The tensor, to be written in place. On the CPU this is the only reference, and a placeholder
+    /// stays behind.
     pub(crate) fn take<const D: usize>(&self, tensor: &mut Tensor<D>) -> Tensor<D> {
         if self.on_gpu() {
             return tensor.clone();
@@ -187,7 +187,7 @@ impl Check {
         std::mem::replace(tensor, placeholder)
     }
 
-    /// The same for integers.
+    /// [`Self::take`] for integers.
     pub(crate) fn take_ints<const D: usize>(&self, tensor: &mut Tensor<D, Int>) -> Tensor<D, Int> {
         if self.on_gpu() {
             return tensor.clone();

@@ -1,4 +1,4 @@
-//! Launches on CubeCL devices: what the device offers, grids, vectors, new tensors.
+//! CubeCL devices: their properties, grids of cubes, vector widths, and new tensors.
 
 use burn::backend::{DType, Shape};
 use burn_cubecl::CubeDevice;
@@ -9,11 +9,11 @@ use cubecl::client::Client;
 use cubecl::features::MmaConfig;
 use cubecl::prelude::*;
 
-/// Processors of a device that does not tell, as those behind wgpu do not: many, since parts of
-/// ranges cost small devices less than idle processors cost large ones.
+/// Assumed processors of a device that does not report them, as through wgpu. The number is large:
+/// too many parts cost a small device less than idle processors cost a large one.
 const UNKNOWN_PROCESSORS: usize = 128;
 
-/// Processors that run cubes.
+/// Processors of the device, which run cubes.
 pub(crate) fn processors(client: &Client) -> usize {
     client
         .properties()
@@ -22,12 +22,12 @@ pub(crate) fn processors(client: &Client) -> usize {
         .map_or(UNKNOWN_PROCESSORS, |count| count as usize)
 }
 
-/// Planes of a cube of so many units, at most.
+/// The most planes of a cube of `units` units.
 pub(crate) fn planes_of(client: &Client, units: usize) -> usize {
     units.div_ceil((client.properties().hardware.plane_size_min as usize).max(1))
 }
 
-/// Units of the widest cube, a power of two, and its planes, at most.
+/// The units of the widest cube, a power of two, and the most planes that it has.
 pub(crate) fn widest_cube(client: &Client) -> (usize, usize) {
     let hardware = &client.properties().hardware;
     let most = (hardware.max_units_per_cube as usize).min(1024);
@@ -35,7 +35,8 @@ pub(crate) fn widest_cube(client: &Client) -> (usize, usize) {
     (units, units / (hardware.plane_size_min as usize).clamp(1, units))
 }
 
-/// At least `count` cubes, folded where a grid dimension has its limit; kernels end the surplus.
+/// A grid of at least `count` cubes, folded where a grid dimension has its limit. Kernels end the
+/// surplus cubes.
 pub(crate) fn grid(count: usize) -> CubeCount {
     const LIMIT: usize = 65_535;
     let rows = count.div_ceil(LIMIT).max(1);
@@ -73,12 +74,12 @@ pub(crate) fn multiplies(client: &Client, dtype: DType) -> bool {
     planes_of_32 && properties.features.matmul.mma.contains(&product)
 }
 
-/// Whether kernels may hold PTX of compute capability 9.0.
+/// Whether kernels may contain PTX for compute capability 9.0.
 pub(crate) fn is_hopper(client: &Client) -> bool {
     client.properties().identity.fingerprint == "ptx_sm90"
 }
 
-/// Whether kernels may hold PTX.
+/// Whether kernels may contain PTX.
 pub(crate) fn is_cuda(client: &Client) -> bool {
     client.properties().identity.fingerprint.starts_with("ptx_sm")
 }
@@ -91,7 +92,7 @@ pub(crate) fn empty_like(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeT
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
 }
 
-/// Zeros without padding between rows: allocated flat, then viewed.
+/// Zeros without padding between rows: the tensor is allocated flat, then reshaped.
 pub(crate) fn zeros_like(like: &CubeTensor, shape: [usize; 2]) -> CubeTensor {
     let flat = Shape::from([shape.iter().product::<usize>()]);
     let (client, device) = (like.client.clone(), CubeDevice::clone(&like.device));

@@ -1,6 +1,6 @@
 use burn::tensor::DType;
 
-/// Why an op refused its arguments. Nothing was launched and no tensor was changed.
+/// The reason why an op refused its arguments. Nothing was launched and no tensor was changed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
@@ -35,31 +35,31 @@ pub enum KernelError {
         argument: &'static str,
         /// Its value.
         actual: String,
-        /// What would be accepted.
+        /// The supported values.
         supported: &'static str,
     },
-    /// An index that a device holds is of nothing that there is.
+    /// An index in a tensor is out of range.
     #[error("{op}: `{argument}` names {actual}, expected at least 0 and less than {expected}")]
     OutOfRange {
         /// The op.
         op: &'static str,
         /// The argument at fault.
         argument: &'static str,
-        /// How many there are.
+        /// The number of valid indices.
         expected: usize,
         /// The index.
         actual: i64,
     },
-    /// A tensor's element type does not fit.
+    /// A tensor has another dtype than the op takes.
     #[error("{op}: `{argument}` is {actual:?}, expected {expected}")]
     Dtype {
         /// The op.
         op: &'static str,
         /// The argument at fault.
         argument: &'static str,
-        /// What would be accepted.
+        /// The expected dtypes.
         expected: &'static str,
-        /// Its element type.
+        /// The argument's dtype.
         actual: DType,
     },
     /// Two tensors live on different devices.
@@ -74,17 +74,17 @@ pub enum KernelError {
         /// The argument's device.
         actual: String,
     },
-    /// A kernel that was forced does not serve the call.
+    /// A forced kernel cannot run the call.
     #[error("{op}: strategy {strategy} is not available: {why}")]
     Unavailable {
         /// The op.
         op: &'static str,
         /// The strategy.
         strategy: String,
-        /// What is in its way.
+        /// The reason.
         why: &'static str,
     },
-    /// No kernel and no reference serve this device.
+    /// The op has neither a kernel nor a reference for this device.
     #[error(
         "{op}: no implementation for device {device}; use a CPU (`flex`), CUDA, Vulkan or wgpu \
          device without autodiff"

@@ -1,5 +1,5 @@
-//! A step's kernels recorded once and replayed as one launch: a CUDA graph, or what the device's
-//! runtime has in its place.
+//! Records the kernels of a step once and replays them as one launch: as a CUDA graph, or as the
+//! counterpart of the device's runtime.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -13,19 +13,20 @@ use crate::KernelError;
 
 const OP: &str = "graph";
 
-/// What is under way on devices.
+/// The work under way on all devices.
 static WORK: Mutex<Work> = Mutex::new(Work { threads: 0, waiting: 0, recorded: false });
-/// Wakes who waits for [`WORK`] to change.
+/// Wakes threads that wait for [`WORK`] to change.
 static CHANGED: Condvar = Condvar::new();
 
-/// Recordings are alone, all other work is shared. A recording that waits goes before work to come.
+/// A lock that recordings hold alone and other work shares. A waiting recording goes before later
+/// work.
 #[derive(Debug)]
 struct Work {
     /// Threads that have announced work.
     threads: usize,
-    /// Recordings that wait for these.
+    /// Recordings that wait for these threads.
     waiting: usize,
-    /// Whether one is under way.
+    /// Whether a recording is under way.
     recorded: bool,
 }
 
@@ -34,7 +35,7 @@ impl Work {
         WORK.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes it, as soon as that may be.
+    /// Waits while `waits` holds, then changes the work.
     fn change(waits: impl Fn(&Work) -> bool, change: impl FnOnce(&mut Work)) {
         let wait = CHANGED.wait_while(Self::lock(), |work| waits(work));
         change(&mut wait.unwrap_or_else(PoisonError::into_inner));
@@ -43,7 +44,7 @@ impl Work {
 }
 
 thread_local! {
-    /// How often this thread has announced work.
+    /// How many times this thread has announced work that has not ended.
     static ANNOUNCED: Cell<usize> = const { Cell::new(0) };
     /// Whether this thread records.
     static RECORDS: Cell<bool> = const { Cell::new(false) };
@@ -53,20 +54,21 @@ thread_local! {
 #[must_use = "it is work only while it lives"]
 #[derive(Debug)]
 pub struct DeviceWork {
-    /// It belongs to its thread.
+    /// Makes the type `!Send`: work belongs to its thread.
     _own: PhantomData<*const ()>,
 }
 
-/// Announces work on a device, and waits while another thread records: CUDA refuses allocations and
-/// reads then, and what is being recorded is lost with them. Sessions of models and caches' reads
-/// do this by themselves; other work on a device on which another thread may record should.
+/// Announces work on a device, and waits while another thread records: during a recording CUDA
+/// refuses allocations and reads, and a refusal destroys the recording. Model sessions and cache
+/// reads announce their work themselves. Other code should, if another thread may record on its
+/// device.
 pub fn device_work() -> DeviceWork {
     announce(|work| work.recorded || work.waiting > 0)
 }
 
-/// [`device_work`] for a thread whose work other threads wait for while they have work announced,
-/// such as a thread that copies for them. It does not wait for a recording that has not begun: that
-/// recording waits for the other threads, and they wait for this one.
+/// [`device_work`] for a thread on which other threads with announced work wait, such as a thread
+/// that copies for them. It does not wait for a recording that has not begun: that recording waits
+/// for the other threads, and they wait for this one.
 pub fn awaited_device_work() -> DeviceWork {
     announce(|work| work.recorded)
 }
@@ -93,10 +95,10 @@ impl Drop for DeviceWork {
     }
 }
 
-/// A recording under way: the step must run once, as a warm-up, between [`Self::begin`] and
-/// [`Self::record`], all on one thread, and nothing else should run on it in between: what the
-/// warm-up left in the device's pools is all the memory that the recording gets. Threads that
-/// announce their work ([`device_work`]) wait until it is over.
+/// A recording under way. The step must run once as a warm-up between [`Self::begin`] and
+/// [`Self::record`], on this thread, with nothing else between them: the recording gets only the
+/// memory that the warm-up left in the device's pools. Threads that announce their work
+/// ([`device_work`]) wait until the recording ends.
 #[derive(Debug)]
 pub struct Recording {
     device: Device,
@@ -104,15 +106,15 @@ pub struct Recording {
     _alone: Alone,
 }
 
-/// No work but that of one recording.
+/// The exclusive hold of one recording.
 #[derive(Debug)]
 struct Alone {
-    /// It belongs to its thread.
+    /// Makes the type `!Send`: a recording belongs to its thread.
     _own: PhantomData<*const ()>,
 }
 
 impl Alone {
-    /// Begins, when all announced work is done.
+    /// Begins as soon as all announced work has ended.
     fn begin() -> Self {
         Work::change(|_| false, |work| work.waiting += 1);
         let busy = |work: &Work| work.threads > 0 || work.recorded;
@@ -139,8 +141,8 @@ pub struct StepGraph {
 }
 
 impl Recording {
-    /// Begins, when all announced work of other threads is done; `None` on devices that cannot
-    /// record, or while this thread records something else or has announced work.
+    /// Begins as soon as the announced work of other threads has ended. `None` on devices that
+    /// cannot record, and while this thread records or has announced work.
     pub fn begin(device: &Device) -> Option<Self> {
         let records = match device.as_dispatch() {
             #[cfg(feature = "gpu")]
@@ -157,13 +159,13 @@ impl Recording {
         Some(Self { device: device.clone(), open: true, _alone: alone })
     }
 
-    /// Records the kernels that `step` launches, without running them. The step must neither read
-    /// from the device nor write to it from the host, and take its inputs from tensors that it, or
-    /// its caller, keeps.
+    /// Records the kernels that `step` launches, without running them. The step must not read from
+    /// the device or write to it from the host. Its inputs must be tensors that the step or its
+    /// caller keeps.
     ///
     /// # Errors
-    /// [`KernelError::Unsupported`] where the device could not record it; what the step was to
-    /// write is lost then.
+    /// [`KernelError::Unsupported`] where the device could not record the step; the step's results
+    /// are lost then.
     pub fn record<T>(mut self, step: impl FnOnce() -> T) -> Result<(T, StepGraph), KernelError> {
         let dispatch = self.device.as_dispatch();
         Dispatch::graph_start_capture(dispatch).map_err(|error| failed(&error.to_string()))?;
@@ -178,7 +180,7 @@ impl Recording {
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        // A recording that was begun would block all later ones.
+        // An open capture would block all later ones.
         if self.open {
             let _ = Dispatch::graph_stop_capture(self.device.as_dispatch());
         }
@@ -190,17 +192,17 @@ impl StepGraph {
     /// Runs the recorded kernels.
     ///
     /// # Errors
-    /// [`KernelError::Unsupported`] from another thread than the recording's, whose work the device
-    /// would not order against the graph's, and where the device fails.
+    /// [`KernelError::Unsupported`] on a thread other than the recording's, because the device
+    /// would not order that thread's work against the graph's; and where the device fails.
     ///
     /// # Safety
-    /// Every tensor that the step read or wrote must still exist, but for those that it made
-    /// itself, and no other thread may use them until the graph's work is done.
+    /// Every tensor that the step read or wrote must still exist, except those that it made itself.
+    /// No other thread may use them until the graph's work is done.
     pub unsafe fn replay(&self) -> Result<(), KernelError> {
         if !self.is_own_thread() {
             return Err(failed("recorded on another thread"));
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller upholds the conditions.
         unsafe { Dispatch::graph_replay(self.device.as_dispatch(), &self.graph) }
             .map_err(|error| failed(&error.to_string()))
     }
@@ -227,7 +229,7 @@ mod tests {
 
     use super::*;
 
-    /// Work that is waited for goes before a recording that waits for those who wait.
+    /// Awaited work begins before a waiting recording.
     #[test]
     fn awaited_work_goes_before_recordings_that_wait() {
         let announced = device_work();

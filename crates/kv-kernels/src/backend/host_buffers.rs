@@ -1,4 +1,4 @@
-//! Tensors' buffers: read, made, written in place.
+//! Tensor buffers on the CPU: read, created, and written in place.
 
 use burn::backend::{DType, Element, Shape, TensorData};
 use burn_flex::FlexTensor;
@@ -15,7 +15,7 @@ pub(crate) fn wide(tensor: &FlexTensor) -> Vec<f32> {
     }
 }
 
-/// f32 numbers as a tensor of a dtype.
+/// f32 numbers as a tensor of the given dtype.
 pub(crate) fn rounded(values: Vec<f32>, shape: impl Into<Shape>, dtype: DType) -> FlexTensor {
     let shape: Shape = shape.into();
     let data = match dtype {
@@ -30,7 +30,7 @@ pub(crate) fn rounded(values: Vec<f32>, shape: impl Into<Shape>, dtype: DType) -
     FlexTensor::from_data(data)
 }
 
-/// Rounding to a dtype.
+/// The function that rounds an f32 to the given dtype.
 pub(crate) fn rounding(dtype: DType) -> fn(f32) -> f32 {
     match dtype {
         DType::F16 => |x| f16::from_f32(x).to_f32(),
@@ -39,8 +39,8 @@ pub(crate) fn rounding(dtype: DType) -> fn(f32) -> f32 {
     }
 }
 
-/// The tensor without gaps, to be written: `to_contiguous` would share the buffer with the
-/// original, which then is copied on write.
+/// The tensor without gaps, to be written. `to_contiguous` on a contiguous tensor would share the
+/// buffer, and the write would then copy it.
 pub(crate) fn owned(tensor: FlexTensor) -> FlexTensor {
     if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
 }
@@ -55,7 +55,7 @@ pub(crate) fn dims<const D: usize>(tensor: &FlexTensor) -> [usize; D] {
     tensor.layout().shape().dims()
 }
 
-/// Slots in rows, and how many each has.
+/// Lists of slots and their lengths as tensors, one row a list.
 pub(crate) fn listed((slots, counts): (Vec<i32>, Vec<i32>)) -> (FlexTensor, FlexTensor) {
     let rows = counts.len();
     let width = slots.len() / rows.max(1);

@@ -1,9 +1,9 @@
-//! What a device can hold.
+//! Limits of a device's memory.
 
 use burn::tensor::Device;
 
-/// The most bytes of one tensor, where a device limits them below its memory's size; the CPU does
-/// not.
+/// The most bytes of one tensor, where a device limits them below its memory's size. `None` on the
+/// CPU.
 pub fn largest_tensor(device: &Device) -> Option<usize> {
     match device.as_dispatch() {
         #[cfg(feature = "gpu")]

@@ -1,13 +1,13 @@
-//! What ops share on the host: checks, errors, devices, buffers.
+//! Host code that the ops share: checks, errors, devices, buffers.
 //!
-//! - [`check`]: argument checks; everything is refused before a launch.
-//! - [`error`]: why an op refused its arguments.
-//! - [`limits`]: what a device can hold.
-//! - [`reading`]: integers on their way from a device to the host.
-//! - [`graph`]: a step's kernels recorded once and replayed as one launch.
-//! - [`client`]: launches on CubeCL devices: grids, vectors, new tensors.
-//! - [`strategy`]: which kernel of an op runs.
-//! - [`host_buffers`]: tensors' buffers on the CPU.
+//! - [`check`]: argument checks, all of which precede a launch.
+//! - [`error`]: the reasons why an op refuses its arguments.
+//! - [`limits`]: the largest tensor of a device.
+//! - [`reading`]: asynchronous reads of integers.
+//! - [`graph`]: steps recorded once and replayed as one launch.
+//! - [`client`]: CubeCL devices: grids, vectors, new tensors.
+//! - [`strategy`]: the choice among an op's kernels.
+//! - [`host_buffers`]: tensor buffers on the CPU.
 
 pub(crate) mod check;
 #[cfg(feature = "gpu")]

@@ -1,4 +1,4 @@
-//! Integers on their way from a device, which goes on meanwhile.
+//! Asynchronous reads of integers: the device works on while they travel to the host.
 
 use std::fmt;
 
@@ -13,20 +13,20 @@ const OP: &str = "reading";
 
 type Wait = Box<dyn FnOnce() -> Result<Vec<i32>, String> + Send>;
 
-/// A tensor's integers as they were when the read began: work launched behind it may change the
-/// tensor, and does not wait for the host. One that is dropped waits too, since the device still
-/// writes.
+/// A read of a tensor's integers, which has begun. It gives the integers as they were then: work
+/// launched later may change the tensor, and does not wait for the host. Dropping the read waits
+/// too, because the device still writes into its buffer.
 #[must_use = "the integers come from `wait`"]
 pub struct Reading(Option<Wait>);
 
 impl Reading {
-    /// Asks the device for the integers, behind all work launched so far.
+    /// Begins to read the integers, after all work launched so far.
     ///
     /// # Shapes
     /// `tensor` `[N]`, 32-bit.
     ///
     /// # Errors
-    /// [`KernelError::Dtype`] for other integers, and for devices without these kernels.
+    /// [`KernelError::Dtype`] for other integers, and for devices without kernels of this crate.
     pub fn begin(tensor: Tensor<1, Int>) -> Result<Self, KernelError> {
         let check = Check::new(OP, &tensor);
         check.supported()?;
@@ -34,7 +34,7 @@ impl Reading {
         Ok(<Dispatch as ReadingOps>::begin_read(tensor.into_dispatch()))
     }
 
-    /// Waits for them.
+    /// Waits for the integers.
     ///
     /// # Errors
     /// [`KernelError::Unsupported`] where the device failed.
@@ -48,7 +48,7 @@ impl Reading {
         })
     }
 
-    /// What waits for a device that has been asked.
+    /// Begins the copy, and returns the read that waits for it.
     #[cfg(feature = "gpu")]
     fn of(tensor: burn_cubecl::tensor::CubeTensor) -> Self {
         use std::task::{Context, Poll, Waker};
@@ -57,7 +57,7 @@ impl Reading {
         let tensor = burn_cubecl::kernel::into_contiguous(tensor);
         let count = tensor.shape().num_elements();
         let mut read = Box::pin(async move {
-            // The copy is under way once the client has been asked, at the first poll.
+            // The first poll asks the client, which starts the copy.
             let bytes = tensor.client.read_async(vec![tensor.handle.clone()]);
             let mut asked = false;
             std::future::poll_fn(|_| match std::mem::replace(&mut asked, true) {
@@ -75,7 +75,7 @@ impl Reading {
         }
     }
 
-    /// What waits, made by a backend that has asked already.
+    /// Wraps `wait`, from a backend that has begun the copy.
     fn new(wait: impl FnOnce() -> Result<Vec<i32>, String> + Send + 'static) -> Self {
         Self(Some(Box::new(wait)))
     }
@@ -97,7 +97,7 @@ impl fmt::Debug for Reading {
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait ReadingOps: Backend {
-    /// Asks for integers `[N]`.
+    /// Begins to read integers `[N]`.
     fn begin_read(tensor: IntTensor<Self>) -> Reading;
 }
 

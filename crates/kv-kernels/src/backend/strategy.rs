@@ -1,4 +1,4 @@
-//! Which kernel of an op runs: chosen from the device and the call's shape, or forced.
+//! The choice among an op's kernels: from the device and the call's shape, or forced by the caller.
 
 use std::fmt::Debug;
 
@@ -7,30 +7,30 @@ use burn::tensor::DType;
 use crate::KernelError;
 use crate::backend::check::Check;
 
-/// What the choice of a kernel asks of a CubeCL device.
+/// The properties of a CubeCL device by which kernels are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(not(feature = "gpu"), allow(dead_code, reason = "a CPU has no choice"))]
 pub(crate) struct DeviceTraits {
     /// Processors that run cubes.
     pub(crate) processors: usize,
-    /// Units of a plane, at least, and of a cube, at most.
+    /// The least number of units of a plane; and the most units of a cube.
     pub(crate) plane: usize,
     pub(crate) units: usize,
-    /// Whether matrix instructions make products of the call's dtype, in planes of 32 units.
+    /// Whether the device has matrix instructions for the call's dtype, in planes of 32 units.
     pub(crate) multiplies: bool,
-    /// Whether it reads vectors of 16 bytes.
+    /// Whether the device reads vectors of 16 bytes.
     pub(crate) reads_16_bytes: bool,
-    /// Whether the cubes of a cluster write into each other's shared memory.
+    /// Whether the device has clusters, whose cubes write into each other's shared memory.
     pub(crate) clusters: bool,
-    /// Bytes of a cube's shared memory, at most.
+    /// The most bytes of a cube's shared memory.
     pub(crate) shared_memory: usize,
-    /// Whether kernels for Hopper GPUs are built, and run.
+    /// Whether the crate has its kernels for Hopper GPUs, and the device runs them.
     pub(crate) hopper: bool,
 }
 
 #[cfg(feature = "gpu")]
 impl DeviceTraits {
-    /// Those of a device, for a call in `dtype`.
+    /// The traits of a client's device, for a call in `dtype`.
     pub(crate) fn of(client: &cubecl::client::Client, dtype: DType) -> Self {
         use crate::backend::client;
         use crate::components::cluster::has_clusters;
@@ -49,24 +49,24 @@ impl DeviceTraits {
     }
 }
 
-/// The kernels of an op, of which callers may force one.
+/// The kernels of an op, one of which a caller may force.
 pub(crate) trait Strategy: Copy + Debug + PartialEq {
-    /// What the choice asks of a call.
+    /// The shape of a call, as far as the choice depends on it.
     type Shape;
 
-    /// The kernel that [`Self::choose`] finds.
+    /// The value that stands for the choice by [`Self::choose`].
     const AUTO: Self;
 
-    /// Whether a CPU runs it, too, where it is forced.
+    /// Whether a CPU runs this strategy where it is forced.
     fn serves_cpu(self) -> bool {
         false
     }
 
-    /// The kernel for a call, which serves it.
+    /// The kernel for a call. It must be able to run the call.
     #[cfg(feature = "gpu")]
     fn choose(device: &DeviceTraits, shape: &Self::Shape) -> Self;
 
-    /// Why a kernel does not serve a call, if it does not.
+    /// The reason why this kernel cannot run a call; `None` if it can.
     #[cfg(feature = "gpu")]
     fn obstacle(self, device: &DeviceTraits, shape: &Self::Shape) -> Option<&'static str>;
 
@@ -78,7 +78,7 @@ pub(crate) trait Strategy: Copy + Debug + PartialEq {
 }
 
 impl Check {
-    /// Refuses a forced strategy that does not serve a call of this dtype and shape.
+    /// Refuses a forced strategy that cannot run a call of this dtype and shape.
     pub(crate) fn strategy<S: Strategy>(
         &self,
         strategy: S,
@@ -104,8 +104,8 @@ impl Check {
         }
     }
 
-    /// The kernel for a call: the forced one, checked as by [`Self::strategy`], or the chosen one.
-    /// On a CPU, which has no choice, what was asked for.
+    /// The kernel for a call: the forced one, checked by [`Self::strategy`], or the chosen one. A
+    /// CPU has no choice and gets `strategy` unchanged.
     pub(crate) fn chosen<S: Strategy>(
         &self,
         strategy: S,
@@ -122,7 +122,7 @@ impl Check {
         Ok(strategy)
     }
 
-    /// The device's traits for a call in `dtype`, if it is no CPU.
+    /// The device's traits for a call in `dtype`; `None` on a CPU.
     fn traits(&self, dtype: DType) -> Option<DeviceTraits> {
         #[cfg(feature = "gpu")]
         if let burn::backend::DispatchDevice::Cube(device) = self.device().as_dispatch() {

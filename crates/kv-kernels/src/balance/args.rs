@@ -5,7 +5,7 @@ use burn::backend::{Backend, ExtensionType};
 
 use super::WalkConfig;
 
-/// What halves lists; what its configuration does not use is any tensor.
+/// The arguments of `balance`. A tensor that the configuration does not use may be any tensor.
 #[derive(ExtensionType)]
 pub(crate) struct BalanceArgs<B: Backend> {
     /// `[S, D]`
@@ -29,7 +29,7 @@ pub(crate) struct BalanceArgs<B: Backend> {
     pub(crate) config: WalkConfig,
 }
 
-/// What halving returns, as [`crate::Balanced`] has it.
+/// The results of `balance`, as in [`crate::Balanced`].
 #[derive(ExtensionType)]
 pub(crate) struct Classes<B: Backend> {
     pub(crate) signs: IntTensor<B>,

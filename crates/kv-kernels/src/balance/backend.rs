@@ -1,4 +1,4 @@
-//! What `balance` asks of a backend.
+//! The backend trait of `balance`, and its implementations for CubeCL devices and the CPU.
 
 use burn::backend::{Backend, backend_extension};
 #[cfg(feature = "gpu")]
@@ -8,7 +8,7 @@ use super::args::{BalanceArgs, Classes};
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait BalanceOps: Backend {
-    /// Walks every block of every list.
+    /// Splits every block of every list into two classes.
     fn balance(#[extension_type] args: BalanceArgs<Self>) -> Classes<Self>;
 }
 
@@ -21,7 +21,7 @@ impl BalanceOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The op on the CPU, by its reference.
+    //! The implementation for the CPU, which runs the reference.
 
     use burn::backend::{Flex, TensorData};
     use burn_flex::FlexTensor;

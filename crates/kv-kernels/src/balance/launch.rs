@@ -1,4 +1,5 @@
-//! Launches on CubeCL devices.
+//! Launches `balance` on CubeCL devices: the mean keys where keys are centred by lists, then the
+//! walk.
 
 use burn::backend::{DType, Shape, TensorMetadata};
 use burn_cubecl::CubeBackend;
@@ -12,10 +13,10 @@ use super::{BalanceStrategy, Centring, WalkConfig, mean, plain, tensor_core};
 use crate::backend::client::{elem_type, empty_like, grid};
 use crate::components::pool::PoolLaunch;
 
-/// Units of a plane that multiplies.
+/// Units of a plane that has matrix instructions.
 const PLANE: usize = 32;
 
-/// The classes of every block.
+/// Splits every block into classes.
 pub(super) fn run(walk: BalanceArgs<CubeBackend>) -> Classes<CubeBackend> {
     let BalanceArgs { keys, values, config, .. } = walk;
     let (keys, values) = (into_contiguous(keys), into_contiguous(values));
@@ -35,7 +36,7 @@ pub(super) fn run(walk: BalanceArgs<CubeBackend>) -> Classes<CubeBackend> {
     let [log_gamma, weights, seeds, numbers] =
         [walk.log_gamma, walk.weights, walk.seeds, walk.numbers].map(into_contiguous);
     let WalkConfig { block, scale, value_offset, valued, weighted, seeded, halves, .. } = config;
-    // Both kernels take the same arguments.
+    // Both kernels take these arguments.
     macro_rules! balance {
         ($kernel:path, $units:expr, [$($lanes:expr)?], $blueprint:expr) => {
             // SAFETY: shapes were checked; the kernel stays within the lists and the slots that
@@ -123,7 +124,7 @@ fn list_means(keys: &CubeTensor, lists: &CubeTensor, counts: &CubeTensor) -> Cub
     let lanes = lanes_of(head_dim);
     let sums = empty_like(keys, Shape::from([rows * chunks * head_dim]), DType::F32);
     let means = empty_like(keys, Shape::from([rows * head_dim]), DType::F32);
-    // SAFETY: as for the walk.
+    // SAFETY: as in `run`.
     unsafe {
         mean::chunk_sums_kernel::launch_unchecked(
             &client,

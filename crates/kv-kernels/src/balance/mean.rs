@@ -1,4 +1,5 @@
-//! The mean key of every list: sums of chunks, then their sum.
+//! The mean key of every list, in two kernels: sums of chunks, then the sum of these sums. Several
+//! cubes share a list so.
 
 use cubecl::prelude::*;
 
@@ -9,10 +10,10 @@ pub(super) const CHUNK: usize = 256;
 /// Units of a cube.
 pub(super) const UNITS: usize = 256;
 
-/// A cube a chunk of a list.
+/// Sums a chunk of a list by one cube.
 ///
 /// # Shapes
-/// In vectors of `N`: `keys` `[S, columns]`, `sums` `[P, chunks, columns]`.
+/// `keys` `[S, columns]` and `sums` `[P, chunks, columns]`, in vectors of `N`.
 #[cube(launch_unchecked)]
 pub(super) fn chunk_sums_kernel<F: Float, N: Size>(
     keys: &[Vector<F, N>],
@@ -31,8 +32,8 @@ pub(super) fn chunk_sums_kernel<F: Float, N: Size>(
     let first = chunk * CHUNK;
     let end = min(first + CHUNK, min(lists.counts[row] as usize, longest));
     let unit = UNIT_POS as usize;
-    // So many tokens at a time as units have whole rows; more columns than units are taken in
-    // turns.
+    // The cube's units take several tokens at a time, a row each. Where a row has more columns than
+    // there are units, the columns are taken in turns.
     let width = min(columns, UNITS.runtime());
     let teams = UNITS.runtime() / width;
     let (team, lane) = (unit / width, unit % width);
@@ -62,7 +63,7 @@ pub(super) fn chunk_sums_kernel<F: Float, N: Size>(
     }
 }
 
-/// A unit a column of a list.
+/// Sums a column of a list's chunks by one unit, and divides by the count.
 ///
 /// # Shapes
 /// `sums` `[P, chunks, width]`, `counts` `[P]`, `means` `[P, width]`.

@@ -1,4 +1,5 @@
-//! BalanceKV's halving of token lists (SoftmaxBalance).
+//! BalanceKV's halving of token lists (SoftmaxBalance): every block of a list is split into two
+//! classes whose attention is nearly equal, and the smaller class is kept.
 
 mod args;
 mod backend;
@@ -27,84 +28,87 @@ use strategy::BalanceShape;
 pub use strategy::BalanceStrategy;
 
 const OP: &str = "balance";
-/// The longest block on GPUs, where each of its tokens has a unit of a cube.
+/// The longest block on GPUs: each of its tokens has a unit of a cube.
 const MOST: usize = 256;
 
-/// How [`balance`] walks.
+/// How [`balance`] splits lists.
 #[derive(Debug, Clone)]
 pub struct BalanceOptions {
-    /// Tokens that are balanced against each other: even, from 2 on, up to 256 on GPUs.
+    /// Tokens that are balanced against each other: an even number of at least 2, and at most 256
+    /// on GPUs.
     pub block: usize,
-    /// Factor of the keys' products; `1/√D` by default.
+    /// Factor of `⟨k_i, k_j⟩`; `None` means `1 / sqrt(D)`.
     pub scale: Option<f32>,
-    /// `ln γ` of every list, `[P]`, f32: a token is kept with probability `1/2 − γ Σ K_ij η_i`.
+    /// `ln γ` of every list, `[P]`, f32. A token gets `+1` with probability `1/2 − γ Σ K_ij η_i`.
     pub log_gamma: Tensor<1>,
-    /// Added to the values' products.
+    /// The `offset` that is added to `⟨v_i, v_j⟩`.
     pub value_offset: f32,
-    /// What is subtracted from the keys.
+    /// The vector that is subtracted from keys.
     pub centre: Centre,
-    /// Factors of the values, `[P, N]`, f32.
+    /// Factors of the values, `[P, N]`, f32; `None` means 1.
     pub weights: Option<Tensor<2>>,
-    /// Where random numbers come from.
+    /// The source of random numbers.
     pub draws: Draws,
-    /// Whether both classes of a block get half of it: when one has, the rest joins the other.
+    /// Whether each class gets half of a block: once a class has half, all later tokens join the
+    /// other.
     pub halves: bool,
-    /// Which kernel walks.
+    /// The kernel that splits.
     pub strategy: BalanceStrategy,
 }
 
-/// What is subtracted from the keys of a list: attention is invariant to it, the walk is not.
+/// The vector that is subtracted from the keys of a list. Attention does not depend on it, but the
+/// walk does.
 #[derive(Debug, Clone)]
 #[allow(clippy::large_enum_variant, reason = "a few handles to tensors, one a call")]
 pub enum Centre {
-    /// Nothing.
+    /// No vector.
     None,
     /// The mean of the list's keys.
     List,
-    /// One given key a block, `[P, ⌈N / block⌉, D]`, f32.
+    /// A given vector for each block, `[P, ⌈N / block⌉, D]`, f32.
     Block(Tensor<3>),
 }
 
-/// Uniform random numbers in `[0, 1)`.
+/// A source of uniform random numbers in `[0, 1)`.
 #[derive(Debug, Clone)]
 pub enum Draws {
-    /// Two 32-bit seeds a list, `[P, 2]`; the place in the list is the counter.
+    /// Two 32-bit seeds for each list, `[P, 2]`. The counter is the token's place in the list.
     Seeds(Tensor<2, Int>),
     /// The numbers themselves, `[P, N]`, f32.
     Numbers(Tensor<2>),
 }
 
-/// What [`balance`] found.
+/// The results of [`balance`].
 #[derive(Debug, Clone)]
 pub struct Balanced {
-    /// `±1` for every token, `[P, N]`, 32-bit; 0 behind a list's end.
+    /// The class of every token, `±1`, `[P, N]`, 32-bit; 0 after a list's end.
     pub signs: Tensor<2, Int>,
-    /// The slots of each block's smaller class (the positive one of equals), `[P, N / 2]` (at least
-    /// 1), 32-bit, in the list's order: `⌊n / 2⌋` of `n` with `halves`. Without, a class may be
-    /// smaller; `-1` fills its block's half, as it fills what is behind a list's end.
+    /// The slots of each block's smaller class (the positive class of equal ones), in the list's
+    /// order, `[P, N / 2]` (at least 1), 32-bit. A block of `n` tokens has `⌊n / 2⌋` with
+    /// [`BalanceOptions::halves`], else at most that; `-1` fills the rest of a block's half.
     pub kept: Tensor<2, Int>,
-    /// Whether a probability of the block was outside `[0, 1]`, `[P, ⌈N / block⌉]`, 32-bit: what
-    /// the paper's algorithm calls FAIL. Such a token took the likelier sign.
+    /// Whether a probability in the block was outside `[0, 1]`, `[P, ⌈N / block⌉]`, 32-bit: FAIL in
+    /// the paper's algorithm. Such a token got the likelier sign.
     pub failed: Tensor<2, Int>,
 }
 
-/// Splits every block of every list into two classes by a self-balancing walk: with
-/// `K_ij = exp(scale ⟨k_i, k_j⟩) (⟨v_i, v_j⟩ + offset)`, token `j` gets `+1` with probability
-/// `1/2 − γ Σ_{i<j} K_ij η_i`, so that `Σ exp(scale ⟨q, k⟩) v` over one class is near that over the
-/// other for every query. BalanceKV's Algorithm 2, whose `γ` is `1 / (2 c R²)`; blocks are
-/// appendix B's.
+/// Splits every block of every list into two classes by a self-balancing walk, BalanceKV's
+/// Algorithm 2. With `K_ij = exp(scale ⟨k_i, k_j⟩) (⟨v_i, v_j⟩ + offset)`, token `j` gets `+1` with
+/// probability `1/2 − γ Σ_{i<j} K_ij η_i`, where `η_i` is the sign of token `i`. Then, for every
+/// query `q`, `Σ exp(scale ⟨q, k⟩) v` over one class is near the sum over the other class. The
+/// paper's `γ` is `1 / (2 c R²)`; blocks are from its appendix B.
 ///
-/// Sums carry an exponent of their own: for keys of any norm nothing overflows, and signs are those
-/// of exact arithmetic but for the rounding of f32 sums.
+/// A sum carries an exponent of its own, so keys of any norm cause no overflow. Signs are those of
+/// exact arithmetic, except for the rounding of f32 sums.
 ///
 /// # Shapes
-/// `keys` `[S, D]`, f32, f16 or bf16; `values` the same, or `None` where all are 1 (denominators);
-/// `lists` `[P, N]` of slots, 32-bit, of which the first `counts` `[P]` count (on the device, not
-/// checked).
+/// `keys` `[S, D]`, f32, f16 or bf16; `values` of the keys' shape and dtype, or `None` where all
+/// are 1 (denominators); `lists` `[P, N]` of slots, 32-bit, of which the first `counts` `[P]` count
+/// (on the device, not checked).
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes, devices or the block do not fit, and for a forced strategy
-/// that does not serve.
+/// that cannot run the call.
 pub fn balance(
     keys: Tensor<2>,
     values: Option<Tensor<2>>,
@@ -142,8 +146,8 @@ pub fn balance(
     check.f32("log_gamma", &log_gamma)?;
     let strategy = check.chosen(options.strategy, keys.dtype(), &BalanceShape { head_dim })?;
     let blocks = longest.div_ceil(block);
-    // An extension takes no optional tensors: where nothing is read, any tensor of a vector's size
-    // serves.
+    // A backend extension takes no optional tensors. Any tensor with the size of a vector serves
+    // where none is read.
     let none = || Tensor::<1>::empty([4], (&device, DType::F32));
     let (means, centring) = match options.centre {
         Centre::None => (none(), Centring::None),
@@ -204,7 +208,7 @@ pub fn balance(
     })
 }
 
-/// Comptime configuration and scalars, as the backends receive them.
+/// Comptime configuration and scalars of a call, as backends receive them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct WalkConfig {
     pub(crate) block: usize,
@@ -215,7 +219,7 @@ pub(crate) struct WalkConfig {
     pub(crate) weighted: bool,
     pub(crate) seeded: bool,
     pub(crate) halves: bool,
-    /// A kernel that serves, or any on a CPU.
+    /// A kernel that can run the call; on a CPU any value.
     pub(crate) strategy: BalanceStrategy,
 }
 

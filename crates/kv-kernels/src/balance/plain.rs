@@ -1,9 +1,10 @@
-//! The portable kernel: a cube a block, a unit a token.
+//! The portable kernel of `balance`, with one cube a block and one unit a token. `tensor_core.rs`
+//! makes the products by matrix instructions.
 //!
-//! The Gram matrix is never whole: it is made in strips of 32 tokens against all behind them, which
-//! each unit keeps of its own token in registers. A token's sign is known when the units behind
-//! have added the signs of all before it to their sums, so nothing is reduced; a step of the walk
-//! is one unit's decision that everybody reads.
+//! The Gram matrix is never whole. It is made in strips: 32 tokens against all later tokens, where
+//! each unit keeps the column of its own token in registers. When a token's sign is known, the
+//! units of all later tokens add it to their sums. So a token's sum is complete when its turn
+//! comes, and nothing is reduced. One unit decides, and all units read the sign.
 
 use cubecl::prelude::*;
 
@@ -15,13 +16,13 @@ use crate::components::sentinels::LOWEST_LOGIT;
 
 /// Tokens of a strip.
 const STRIP: usize = 32;
-/// Vectors of a row that a strip has in shared memory at a time.
+/// Vectors of a strip's rows in shared memory at a time.
 const CHUNK: usize = 8;
 
-/// What fixes the generated code.
+/// Comptime configuration of the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Blueprint {
-    /// Tokens of a block, the units of a cube.
+    /// Tokens of a block, and units of a cube.
     pub(super) block: usize,
     /// Vectors of a row.
     pub(super) columns: usize,
@@ -32,7 +33,7 @@ pub(super) struct Blueprint {
     pub(super) halves: bool,
 }
 
-/// Rows are in vectors of `N`.
+/// Splits a block by one cube. Rows are read in vectors of `N`.
 #[cube(launch_unchecked)]
 pub(super) fn plain_kernel<F: Float, N: Size>(
     pool: &Pool<Vector<F, N>, Vector<F, N>>,
@@ -54,19 +55,19 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
     let (row, index) = (cube / blocks, cube % blocks);
     let unit = UNIT_POS as usize;
     let first = index * block;
-    let index_in_list = block_of(lists, rules, row, first, block, blueprint.seeded);
-    let (tokens, slot) = (index_in_list.tokens, index_in_list.slot);
+    let token = block_of(lists, rules, row, first, block, blueprint.seeded);
+    let (tokens, slot) = (token.tokens, token.slot);
     let mut mean = 0usize;
     if comptime!(blueprint.centred) {
         mean = (row * centres.centres + index % centres.centres) * columns;
     }
 
-    // Σ K_ij η_i over the tokens before, without the factor exp(top).
+    // Σ K_ij η_i over the earlier tokens, without its factor exp(top).
     let mut sum = 0.0f32;
     let mut top = f32::new(LOWEST_LOGIT);
     let mut failing = 0i32;
     let mut sign = 0i32;
-    // Tokens of either class, among all so far and among those before this unit's.
+    // Tokens of either class so far, and those of this unit's class before its token.
     let mut positives = 0i32;
     let mut negatives = 0i32;
     let mut before = 0i32;
@@ -78,7 +79,7 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
     let mut chosen = Shared::<[i32]>::new_slice(STRIP);
     let mut start = 0usize;
     while start < tokens {
-        // Nobody still reads the last strip's factors.
+        // All units have read the last strip's factors.
         sync_cube();
         if comptime!(blueprint.weighted) && unit >= start && unit < start + STRIP {
             factors[unit - start] = 0.0f32;
@@ -130,7 +131,7 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
         #[unroll]
         for i in 0..STRIP {
             if unit == start + i && unit < tokens {
-                let found = sign_of(sum, scales.0, scales.1, index_in_list.draw);
+                let found = sign_of(sum, scales.0, scales.1, token.draw);
                 sign = found.0;
                 failing = found.1;
                 if comptime!(blueprint.halves) {
@@ -152,25 +153,25 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
     }
 
     let outcome = Outcome { sign, before, failing, positives, negatives };
-    finish(classes, index_in_list, outcome, cube, longest, block, block);
+    finish(classes, token, outcome, cube, longest, block, block);
 }
 
-/// Rows that are multiplied with each other.
+/// The rows whose products are made.
 #[derive(CubeType, Clone, Copy)]
 struct StripRows {
-    /// Where the block's tokens begin in the lists.
+    /// The index in the lists of the block's first token.
     list: usize,
-    /// The strip's first token, counted from the block's.
+    /// The strip's first token, counted from the block's first token.
     start: usize,
     /// Tokens of the block.
     tokens: usize,
-    /// Slot of the unit's token.
+    /// The slot of the unit's token.
     slot: usize,
-    /// Where the block's mean begins.
+    /// The index of the block's mean.
     mean: usize,
 }
 
-/// What fixes the code of a strip's products.
+/// Comptime shape of a strip's products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct StripShape {
     units: usize,
@@ -179,7 +180,7 @@ struct StripShape {
     centred: bool,
 }
 
-/// Products of a unit's row with the rows of a strip; the rows are centred first.
+/// The products of a unit's row with the rows of a strip, after both are centred.
 #[cube]
 fn products<F: Float, N: Size>(
     pool: &[Vector<F, N>],
@@ -218,7 +219,7 @@ fn products<F: Float, N: Size>(
             }
         }
         sync_cube();
-        // Units before the strip have their signs.
+        // The tokens of units before the strip have their signs already.
         if unit > start && unit < tokens {
             for c in 0..CHUNK {
                 let column = chunk + c;

@@ -1,10 +1,10 @@
-//! The walk in plain loops, in f64.
+//! `balance` in plain loops, in f64: the CPU path, and the oracle of the kernels' tests.
 
 use super::{Centring, WalkConfig};
 use crate::components::sentinels::NO_SLOT;
 use crate::layers::random::uniform;
 
-/// One call's data.
+/// The arguments of a call.
 #[derive(Debug)]
 pub(crate) struct Lists<'a> {
     /// `[S, D]`
@@ -17,19 +17,19 @@ pub(crate) struct Lists<'a> {
     pub(crate) counts: &'a [i32],
     /// `[P]`
     pub(crate) log_gamma: &'a [f32],
-    /// `[P, blocks, D]`, where each block has its own.
+    /// `[P, blocks, D]`, where each block has a mean of its own.
     pub(crate) means: &'a [f32],
     /// `[P, N]`, where `weighted`.
     pub(crate) weights: &'a [f32],
     /// `[P, 2]`, where `seeded`.
     pub(crate) seeds: &'a [i32],
-    /// `[P, N]`, elsewhere.
+    /// `[P, N]`, unless `seeded`.
     pub(crate) numbers: &'a [f32],
     pub(crate) head_dim: usize,
     pub(crate) config: WalkConfig,
 }
 
-/// What the walks found, as [`super::Balanced`] has it.
+/// The results of a call, as in [`super::Balanced`].
 #[derive(Debug)]
 pub(crate) struct Classes {
     pub(crate) signs: Vec<i32>,
@@ -65,7 +65,7 @@ impl Lists<'_> {
         classes
     }
 
-    /// What a block's keys are centred by; nothing where they are not.
+    /// The mean of a block's keys; empty where keys are not centred.
     fn mean(&self, row: usize, index: usize) -> Vec<f64> {
         let (dim, longest) = (self.head_dim, self.lists.len() / self.counts.len());
         match self.config.centring {
@@ -87,7 +87,7 @@ impl Lists<'_> {
         }
     }
 
-    /// Signs of one block, and whether a probability was outside `[0, 1]`.
+    /// The signs of one block, and whether a probability was outside `[0, 1]`.
     fn walk(&self, row: usize, index: usize, places: std::ops::Range<usize>) -> (Vec<i32>, bool) {
         let WalkConfig { scale, value_offset, valued, weighted, .. } = self.config;
         let (dim, longest) = (self.head_dim, self.lists.len() / self.counts.len());
@@ -112,7 +112,7 @@ impl Lists<'_> {
         let mut counts = [0, 0];
         let mut failed = false;
         for (j, (key, value)) in tokens.iter().enumerate() {
-            // exp(709) is f64's end: the sum is a mantissa times exp(top).
+            // f64 overflows beyond exp(709), so the sum is a mantissa times exp(top).
             let logits: Vec<f64> =
                 tokens[..j].iter().map(|(other, _)| dot(key, other) * f64::from(scale)).collect();
             let top = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -131,7 +131,7 @@ impl Lists<'_> {
             } else {
                 self.numbers[row * longest + index]
             };
-            // Both sides times what keeps them finite.
+            // Both sides of the comparison are scaled, to keep them finite.
             let exponent = top + f64::from(self.log_gamma[row]);
             let (own, one) = match sum {
                 0.0 => (0.0, 1.0),

@@ -1,9 +1,10 @@
-//! The kernel for matrix instructions, f16 and bf16, in planes of 32: a cube a block, a unit a
-//! token.
+//! The kernel of `balance` for matrix instructions, f16 and bf16, in planes of 32: one cube a
+//! block, one unit a token.
 //!
-//! A strip of the Gram matrix is 32 tokens against all behind them; each plane makes the columns of
-//! its own 32. Products are of the keys as they are, exact in f32, and centred afterwards. The
-//! strip's tokens are one plane's, which walks them without the others: a sign is one shuffle.
+//! A strip of the Gram matrix has 32 tokens as rows and all later tokens as columns. Each plane
+//! multiplies the columns of its own 32 tokens. The products are of uncentred keys, exact in f32,
+//! and are centred afterwards. One plane holds the strip's tokens and walks them alone: each sign
+//! is one shuffle.
 
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
@@ -16,13 +17,14 @@ use crate::components::sentinels::LOWEST_LOGIT;
 
 /// Tokens of a strip, and units of a plane.
 const STRIP: usize = 32;
-/// Columns of a plane's part of a strip in shared memory, with one that keeps banks apart.
+/// The distance between rows of a plane's part of a strip in shared memory: a column more, which
+/// avoids bank conflicts.
 const STRIDE: usize = STRIP + 1;
-/// Tokens on a product's side: rows, and columns.
+/// Tokens of a product, as rows and as columns.
 const ROWS: usize = 16;
 const COLUMNS: usize = 8;
 
-/// What fixes the generated code.
+/// Comptime configuration of the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Blueprint {
     /// Tokens of a block.
@@ -38,7 +40,7 @@ pub(super) struct Blueprint {
     pub(super) halves: bool,
 }
 
-/// Keys and values are in eights of elements, as 32-bit words.
+/// Splits a block by one cube. Keys and values are vectors of eight elements, as 32-bit words.
 #[cube(launch_unchecked)]
 pub(super) fn tensor_core_kernel<E: Float>(
     pool: &Pool<Vector<u32, Const<4>>, Vector<u32, Const<4>>>,
@@ -61,19 +63,19 @@ pub(super) fn tensor_core_kernel<E: Float>(
     }
     let (row, index) = (cube / blocks, cube % blocks);
     let first = index * block;
-    let index_in_list = block_of(lists, rules, row, first, block, blueprint.seeded);
-    let tokens = index_in_list.tokens;
+    let token = block_of(lists, rules, row, first, block, blueprint.seeded);
+    let tokens = token.tokens;
     let unit = UNIT_POS as usize;
     let (plane, lane) = (unit / STRIP, unit % STRIP);
     let half = tokens.div_ceil(2) as i32;
 
-    // Beyond the end, the block's first token stands in.
+    // After the block's end, its first token is read again.
     let mut slots = Shared::<[u32]>::new_slice(units);
     let mut factors = Shared::<[f32]>::new_slice(units);
     let mut shifts = Shared::<[f32]>::new_slice(units);
     let mut chosen = Shared::<[i32]>::new_slice(STRIP);
     let mut parts = Shared::<[f32]>::new_slice(comptime!(planes * STRIP * STRIDE));
-    let mut slot = index_in_list.slot;
+    let mut slot = token.slot;
     if unit >= tokens && tokens > 0 {
         slot = lists.slots[row * longest + first] as usize;
     }
@@ -83,7 +85,7 @@ pub(super) fn tensor_core_kernel<E: Float>(
         weight = rules.weights[row * longest + first + unit];
     }
     factors[unit] = weight;
-    // <k, m> of the unit's token, and <m, m>.
+    // ⟨k, m⟩ of the unit's key and the mean, and ⟨m, m⟩.
     let mut shift = 0.0f32;
     let mut square = 0.0f32;
     if comptime!(blueprint.centred) {
@@ -92,11 +94,11 @@ pub(super) fn tensor_core_kernel<E: Float>(
             let bits = pool.keys[slot * comptime!(dim / 8) + piece];
             #[unroll]
             for word in 0..4usize {
-                let kv_head: Vector<E, Const<2>> = Vector::reinterpret(bits.extract(word));
-                let kv_head: Vector<f32, Const<2>> = Vector::cast_from(kv_head);
+                let pair: Vector<E, Const<2>> = Vector::reinterpret(bits.extract(word));
+                let pair: Vector<f32, Const<2>> = Vector::cast_from(pair);
                 let at = mean + piece * 8 + word * 2;
                 let (left, right) = (centres.means[at], centres.means[at + 1]);
-                shift += kv_head.extract(0usize) * left + kv_head.extract(1usize) * right;
+                shift += pair.extract(0usize) * left + pair.extract(1usize) * right;
                 square += left * left + right * right;
             }
         }
@@ -113,11 +115,11 @@ pub(super) fn tensor_core_kernel<E: Float>(
     let gamma = rules.log_gamma[row];
     let mut start = 0usize;
     while start < tokens {
-        // Slots and shifts are there, and nobody reads the last strip's signs any more.
+        // All units have written slots and shifts, and have read the last strip's signs.
         sync_cube();
         let mut terms = Array::<f32>::new(STRIP);
         let mut likeness = Array::<f32>::new(STRIP);
-        // Planes before the strip have their signs.
+        // The tokens of planes before the strip have their signs already.
         let behind = plane * STRIP >= start && plane * STRIP < tokens;
         if behind {
             strip::<E>(&pool.keys, &slots, &mut parts, &mut terms, start, dim, planes);
@@ -156,7 +158,7 @@ pub(super) fn tensor_core_kernel<E: Float>(
             let scales = factors_of(top, gamma);
             #[unroll]
             for i in 0..STRIP {
-                let found = sign_of(sum, scales.0, scales.1, index_in_list.draw);
+                let found = sign_of(sum, scales.0, scales.1, token.draw);
                 let mut own = found.0;
                 if comptime!(blueprint.halves) {
                     let taken = select(own > 0, positives, negatives);
@@ -189,13 +191,13 @@ pub(super) fn tensor_core_kernel<E: Float>(
         start += STRIP;
     }
     let outcome = Outcome { sign, before, failing, positives, negatives };
-    finish(classes, index_in_list, outcome, cube, longest, block, units);
+    finish(classes, token, outcome, cube, longest, block, units);
 }
 
-/// Products of a unit's row with the rows of a strip.
+/// The products of a unit's row with the rows of a strip.
 ///
-/// In a plane, lane `4 r + j` has rows `r` and `r + 8` of a product and columns `2 j`, `2 j + 1`.
-/// The order of the summed dimension is ours, so that both sides come in pieces of 16 bytes.
+/// In a plane, lane `4 r + j` holds rows `r` and `r + 8` of a product and columns `2 j`, `2 j + 1`.
+/// The order of the summed dimension is free, so both factors are read in pieces of 16 bytes.
 #[cube]
 fn strip<E: Float>(
     pool: &[Vector<u32, Const<4>>],
@@ -266,7 +268,7 @@ fn strip<E: Float>(
             }
         }
     }
-    // From the lanes that have them to those whose tokens they are of.
+    // Products move from the lanes that hold them to the lanes of their tokens.
     let room = plane * comptime!(STRIP * STRIDE);
     #[unroll]
     for m in 0..tall {

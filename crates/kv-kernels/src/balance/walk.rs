@@ -1,5 +1,5 @@
-//! What both kernels do with a Gram matrix: a token's place in its list, its sign, and what is
-//! left.
+//! The walk that both kernels of `balance` share: a token's place in its list, its sign, and the
+//! output.
 
 use cubecl::prelude::*;
 
@@ -11,62 +11,62 @@ use crate::layers::random::kernel::uniform;
 pub(super) struct TokenLists {
     /// Slots, `[P, longest]`.
     pub(super) slots: Box<[i32]>,
-    /// How many of them count, `[P]`.
+    /// Tokens of each list, `[P]`.
     pub(super) counts: Box<[i32]>,
     /// `P`
     pub(super) rows: usize,
     pub(super) longest: usize,
 }
 
-/// What products of keys are taken less of, where they are centred.
+/// The means by which keys are centred.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Centres<M: CubePrimitive> {
     /// `[P, centres, D]`, in the kernel's vectors.
     pub(super) means: Box<[M]>,
-    /// Means of a list: one, or one a block.
+    /// Means of a list: 1, or one for each block.
     pub(super) centres: usize,
 }
 
-/// What a walk decides by.
+/// The rules by which a token's sign is decided.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct WalkRules {
-    /// Logarithm of the factor of a token's sum, `[P]`.
+    /// `ln γ` of each list, `[P]`.
     pub(super) log_gamma: Box<[f32]>,
-    /// Of tokens, `[P, longest]`, where they are weighted.
+    /// Factors of the tokens' values, `[P, longest]`, where they are weighted.
     pub(super) weights: Box<[f32]>,
-    /// Of a list's random numbers, `[P, 2]`, where they are seeded.
+    /// Seeds of each list's random numbers, `[P, 2]`, where they are seeded.
     pub(super) seeds: Box<[i32]>,
     /// Random numbers, `[P, longest]`, where they are given.
     pub(super) numbers: Box<[f32]>,
-    /// What products of keys are multiplied by.
+    /// The factor of `⟨k_i, k_j⟩`.
     pub(super) scale: f32,
-    /// What is added to products of values.
+    /// The offset that is added to `⟨v_i, v_j⟩`.
     pub(super) value_offset: f32,
 }
 
-/// What becomes of the tokens.
+/// The classes of tokens.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct BlockClasses {
-    /// `[P, longest]`
+    /// Signs, `[P, longest]`; 0 after a list's end.
     pub(super) signs: Box<[i32]>,
-    /// Slots of each block's smaller class, `[P, longest / 2]`, [`NO_SLOT`] behind them.
+    /// Slots of each block's smaller class, `[P, longest / 2]`, with [`NO_SLOT`] after them.
     pub(super) kept: Box<[i32]>,
     /// Whether a probability was outside `[0, 1]`, `[P, blocks]`.
     pub(super) failed: Box<[i32]>,
 }
 
-/// A cube's block, and its unit's token.
+/// The block of a cube, and the token of a unit.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct BlockToken {
     /// The list.
     pub(super) row: usize,
     /// The block's first place in the list.
     pub(super) first: usize,
-    /// Tokens of the block; units from there on have none.
+    /// Tokens of the block. Units from this number on have none.
     pub(super) tokens: usize,
-    /// Slot of the unit's token.
+    /// The slot of the unit's token.
     pub(super) slot: usize,
-    /// Its random number.
+    /// The token's random number.
     pub(super) draw: f32,
 }
 
@@ -98,15 +98,15 @@ pub(super) fn block_of(
     BlockToken { row, first, tokens, slot, draw }
 }
 
-/// Factors of a sum with the exponent `top`, and of what it is compared with, that keep both
-/// finite.
+/// The factors of a sum with the exponent `top`, and of the number that it is compared with. They
+/// keep both finite.
 #[cube]
 pub(super) fn factors_of(top: f32, log_gamma: f32) -> (f32, f32) {
     let exponent = top + log_gamma;
     (min(exponent, 0.0f32).exp(), (-max(exponent, 0.0f32)).exp())
 }
 
-/// A token's sign by its sum, and whether its probability was outside `[0, 1]`.
+/// A token's sign, and whether its probability was outside `[0, 1]`.
 #[cube]
 pub(super) fn sign_of(sum: f32, own: f32, one: f32, draw: f32) -> (i32, i32) {
     let one = select(sum == 0.0f32, 1.0f32, one);
@@ -115,23 +115,23 @@ pub(super) fn sign_of(sum: f32, own: f32, one: f32, draw: f32) -> (i32, i32) {
     (sign, select(own.abs() > 0.5f32 * one, 1i32, 0i32))
 }
 
-/// A unit's outcome, and the block's.
+/// The result of a unit's token, and the class counts of its block.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Outcome {
     pub(super) sign: i32,
-    /// Tokens of the same sign before it.
+    /// Tokens of the same sign before the unit's token.
     pub(super) before: i32,
-    /// Whether its probability was outside `[0, 1]`.
+    /// Whether the token's probability was outside `[0, 1]`.
     pub(super) failing: i32,
     pub(super) positives: i32,
     pub(super) negatives: i32,
 }
 
-/// Writes a block's signs, its smaller class, and whether one failed.
+/// Writes a block's signs, the slots of its smaller class, and whether a token failed.
 #[cube]
 pub(super) fn finish(
     classes: &mut BlockClasses,
-    index_in_list: BlockToken,
+    token: BlockToken,
     outcome: Outcome,
     cube: usize,
     longest: usize,
@@ -139,7 +139,7 @@ pub(super) fn finish(
     #[comptime] units: usize,
 ) {
     let unit = UNIT_POS as usize;
-    let (row, first, tokens) = (index_in_list.row, index_in_list.first, index_in_list.tokens);
+    let (row, first, tokens) = (token.row, token.first, token.tokens);
     if unit < block && first + unit < longest {
         classes.signs[row * longest + first + unit] = outcome.sign;
     }
@@ -148,9 +148,9 @@ pub(super) fn finish(
     let halves = max(longest / 2, 1usize);
     let room = row * halves + first / 2;
     if unit < tokens && outcome.sign == class {
-        classes.kept[room + outcome.before as usize] = index_in_list.slot as i32;
+        classes.kept[room + outcome.before as usize] = token.slot as i32;
     }
-    // What the class leaves of its block's half.
+    // The places of the block's half that the class leaves free.
     let end = min(first / 2 + comptime!(block / 2), halves) - min(first / 2, halves);
     if unit >= members as usize && unit < end {
         classes.kept[room + unit] = i32::new(NO_SLOT as i64);

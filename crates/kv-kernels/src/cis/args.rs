@@ -5,7 +5,7 @@ use burn::backend::{Backend, ExtensionType};
 
 use super::CisConfig;
 
-/// A step's choice of what to attend to, as [`crate::cis_select`] takes it.
+/// The arguments of [`crate::cis_select`] as backends take them. `P` is `B * Hkv`, the head ranges.
 #[derive(ExtensionType)]
 pub(crate) struct Retrieval<B: Backend> {
     /// `[B, Hq, D]`

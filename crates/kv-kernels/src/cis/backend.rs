@@ -1,4 +1,5 @@
-//! What the ops on index sets ask of a backend.
+//! The backend trait of the ops on index sets, and its implementations for CubeCL devices and the
+//! CPU.
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
@@ -11,22 +12,22 @@ use crate::attention::decode::DecodeConfig;
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait CisOps: Backend {
-    /// Chooses what a step attends to: changes table and vectors in place, returned with log-sums
-    /// `[P, G]`.
+    /// Chooses the slots that a step attends to. Changes the table and the vectors of the sets in
+    /// place; returns them, and log-sum-exps `[P, G]`.
     fn cis_select(
         #[extension_type] retrieval: Retrieval<Self>,
     ) -> (IntTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    /// Chooses what a step attends to, as [`Self::cis_select`], and attends to it: table,
-    /// vectors and output `[B, Hq, D]`.
+    /// Chooses as [`Self::cis_select`] does, and attends to the chosen slots. Returns the table,
+    /// the vectors, and the attention output `[B, Hq, D]`.
     fn cis_attention(
         #[extension_type] retrieval: Retrieval<Self>,
         values: FloatTensor<Self>,
         attention: DecodeConfig,
     ) -> (IntTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    /// Changes the sizes of sets in their table `[P, row]`, in place, given what was dropped `[P,
-    /// G]`.
+    /// Changes the sizes of sets in their table `[P, row]`, in place. `dropped` `[P, G]` is the
+    /// share of attention that the step did not give to the slots that it read.
     fn steer_sets(
         table: IntTensor<Self>,
         dropped: FloatTensor<Self>,
@@ -61,7 +62,7 @@ impl CisOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The op on the CPU, by its reference.
+    //! The implementation for the CPU, which runs the reference.
 
     use burn::backend::{DType, Flex};
     use burn_flex::FlexTensor;

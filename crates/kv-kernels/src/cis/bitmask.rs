@@ -1,4 +1,5 @@
-//! Bitmasks over a range's slots, one bit a slot: which slots a set is made of.
+//! Bitmasks over a range's slots, one bit a slot. A selection is kept as a bitmask, as the union
+//! with all neighbours is then a few shifts, and the tokens come out in ascending order.
 
 use cubecl::prelude::*;
 
@@ -7,14 +8,14 @@ use crate::components::barrier::sync_memory;
 
 /// Slots of a word of a bitmask, one bit each.
 pub(super) const WORD: usize = 32;
-/// Bitmasks of a range, one array of words behind another: the `k_top` highest scores, the
-/// `k_dilate` highest of them, and the set with all neighbours.
+/// Bitmasks of a range, one array of words after another: the slots of the `k_top` highest scores,
+/// the slots of the `k_dilate` highest scores, and the set with all neighbours.
 pub(super) const BITMASKS: usize = 3;
 /// Scores that a unit reads before it waits for the first.
 pub(super) const CHUNK: usize = 8;
 
-/// The words that a unit works on, of those that hold the first `slots` slots: from the first to
-/// before the second number.
+/// The first and the end of the words that a unit works on, out of those that hold the first
+/// `slots` slots.
 #[cube]
 pub(super) fn own_words(slots: usize, #[comptime] units: usize) -> (usize, usize) {
     let words = slots.div_ceil(WORD);
@@ -23,20 +24,21 @@ pub(super) fn own_words(slots: usize, #[comptime] units: usize) -> (usize, usize
     (first, min(first + each, words))
 }
 
-/// The bits of those slots of a word that are from `start` to before `end`.
+/// A mask of the word's slots from `start` to before `end`.
 #[cube]
 pub(super) fn within(word: usize, start: usize, end: usize) -> u32 {
     let first = word * WORD;
     let low = u32::cast_from(min(max(start, first) - first, WORD));
     let high = u32::cast_from(min(max(end, first) - first, WORD));
-    // A shift by 32 bits is none.
+    // A shift by 32 bits would shift by none.
     let below = select(high == 32, !0u32, (1u32 << (high & 31u32)) - 1u32);
     let before_start = select(low == 32, !0u32, (1u32 << (low & 31u32)) - 1u32);
     below & !before_start
 }
 
-/// The slots of a word whose sort keys are above a pivot, and those whose keys equal it: for the
-/// pivot of the `k_top` highest scores, and for that of the `k_dilate` highest (`best`).
+/// The slots of a word whose sort keys are above a pivot, and the slots whose sort keys equal it:
+/// for the pivot of the `k_top` highest scores, and for the pivot of the `k_dilate` highest scores
+/// (`best`).
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Compared {
     pub(super) above: u32,
@@ -59,7 +61,7 @@ pub(super) fn compared(
     let mut of = Compared { above: 0u32, equal: 0u32, above_best: 0u32, equal_best: 0u32 };
     for round in 0..comptime!(WORD / CHUNK) {
         let mut some = Array::<u32>::new(CHUNK);
-        // Units begin in banks beside each other.
+        // Neighbouring units begin in neighbouring banks.
         let from = UNIT_POS as usize + round * CHUNK;
         #[unroll]
         for c in 0..CHUNK {
@@ -83,7 +85,7 @@ pub(super) fn compared(
     of
 }
 
-/// The lowest `count` of the bits that are set.
+/// The lowest `count` set bits of a word.
 #[cube]
 pub(super) fn lowest_bits(bits: u32, count: u32) -> u32 {
     let mut left = bits;
@@ -105,8 +107,8 @@ pub(super) struct BitmaskPlace {
     pub(super) words: usize,
 }
 
-/// The slots of a word that are `distance` before or behind a slot whose bit is set in the bitmask
-/// of `words` words from `marked` on.
+/// The slots of a word that are `distance` before or after a slot whose bit is set. The bitmask
+/// with these bits has `words` words, from `marked` on.
 #[cube]
 pub(super) fn shifted(
     bitmasks: &[u32],
@@ -133,7 +135,8 @@ pub(super) fn shifted(
     bits
 }
 
-/// [`sync_memory`] for sort keys and bitmasks, which are in shared memory or in global memory.
+/// A barrier for sort keys and bitmasks: [`sync_memory`] where they are in global memory, and a
+/// plain barrier where they are in shared memory.
 #[cube]
 pub(crate) fn sync_scratch(#[comptime] blueprint: Blueprint) {
     if comptime!(blueprint.staged > 0) {

@@ -1,8 +1,8 @@
-//! What fixes the code of the kernels that choose.
+//! The comptime configuration of the kernels that choose a step's slots.
 
 use super::{ScoreReduction, SimilarityReduction};
 
-/// What fixes the generated code.
+/// Comptime configuration of the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Blueprint {
     /// Query heads of a key-value head.
@@ -11,41 +11,45 @@ pub(crate) struct Blueprint {
     pub(crate) columns: usize,
     /// Units that share a row, a power of two within a plane.
     pub(crate) team: usize,
-    /// Whether matrix instructions score rows, by tiles of 16: then a team is of 4, and a unit has
-    /// every fourth vector.
+    /// Whether matrix instructions score rows, in tiles of 16 slots. A team then has 4 units, each
+    /// of which holds every fourth vector of a row.
     pub(crate) tiles: bool,
-    /// Units of a cube, and of a plane, at least.
+    /// Units of a cube, and the least number of units of a plane.
     pub(crate) units: usize,
     pub(crate) plane: usize,
-    /// Vectors that similarity is of, and their length.
+    /// Vectors of a range by which steps are compared, and their length.
     pub(crate) parts: usize,
     pub(crate) length: usize,
     pub(crate) sets: usize,
     pub(crate) width: usize,
     pub(crate) reduction: ScoreReduction,
     pub(crate) similarity: SimilarityReduction,
-    /// Whether sets are shared at all, and with steps that shared themselves.
+    /// Whether steps share sets; and whether they may share with a step that has itself shared
+    /// ([`Earlier::Any`](super::Earlier)).
     pub(crate) shares: bool,
     pub(crate) chains: bool,
-    /// Whether steps that retrieve read their own choice rather than their set.
+    /// Whether a step that retrieves reads the `k` highest scores alone, without the neighbours of
+    /// its set.
     pub(crate) reads_choice: bool,
-    /// Whether all ranges are scored.
+    /// Whether all ranges are scored, for their log-sum-exps.
     pub(crate) measures: bool,
-    /// Whether the kernel that selects scores its range first, or finds scores.
+    /// Whether the kernel scores its range itself. Otherwise an earlier kernel has written the
+    /// scores.
     pub(crate) scores: bool,
-    /// Whether barriers for shared memory leave memory unordered.
+    /// Whether a cube's barrier leaves global memory unordered, so that a fence is needed.
     pub(crate) fenced: bool,
-    /// Slots whose ordered scores shared memory has room for; 0 where they go to memory.
+    /// Slots whose sort keys shared memory has room for, or 0 where sort keys are in global memory.
     pub(crate) staged: usize,
     /// Rows that a team reads before it waits for the first, or tiles that a plane does.
     pub(crate) ahead: usize,
-    /// Whether the scores go to the kernels of `histogram_topk/`, rather than to one cube a range.
+    /// Whether the scores feed the kernels of `histogram_topk/`, not a selection by one cube a
+    /// range.
     pub(crate) feeds_histogram: bool,
 }
 
 impl Blueprint {
-    /// Whether scores are ordered as they are made: those of one query are in the order of its
-    /// weights.
+    /// Whether sort keys are made directly of logits. With one query head a group, logits and
+    /// weights have the same order, and no log-sum-exp is needed.
     pub(crate) fn direct(&self) -> bool {
         self.group == 1 && !self.measures
     }
@@ -55,7 +59,7 @@ impl Blueprint {
         self.units.div_ceil(self.plane)
     }
 
-    /// Query heads whose logits a unit gets.
+    /// Query heads of whose logits a unit holds a share.
     pub(crate) fn held(&self) -> usize {
         self.group.div_ceil(self.team)
     }

@@ -1,4 +1,5 @@
-//! A call on CubeCL devices: its tensors, and the code that they need.
+//! A call of an op on index sets on CubeCL devices: its tensors, and the configuration of its
+//! kernels.
 
 use burn::backend::{DType, Shape, TensorMetadata};
 use burn_cubecl::CubeBackend;
@@ -28,17 +29,17 @@ pub(super) struct Call {
     pub(super) config: CisConfig,
     pub(super) batch: usize,
     pub(super) head_dim: usize,
-    /// Ranges.
+    /// Head ranges, `P = B * Hkv`.
     pub(super) total_kv_heads: usize,
-    /// Query heads of a range.
+    /// Query heads of a key-value head.
     pub(super) group: usize,
-    /// Elements of a vector of a row.
+    /// Elements of a vector: rows are read in vectors.
     pub(super) lanes: usize,
     pub(super) sizes: Sizes,
 }
 
 impl Call {
-    /// A call that attends to so many slots, if any.
+    /// A call that attends to at most `attends` slots of a range, or that only chooses.
     pub(super) fn new(retrieval: Retrieval<CubeBackend>, attends: Option<usize>) -> Self {
         let [query, vectors, keys, set_vectors] =
             [retrieval.query, retrieval.vectors, retrieval.keys, retrieval.set_vectors]
@@ -71,7 +72,7 @@ impl Call {
         }
     }
 
-    /// The kernels that choose.
+    /// The kernels that choose the slots.
     pub(super) fn strategy(&self) -> CisStrategy {
         let Sizes { device, shape } = &self.sizes;
         self.config.options.strategy.or_chosen(device, shape)
@@ -82,8 +83,8 @@ impl Call {
         self.sizes.longest()
     }
 
-    /// Code of a cube of `units`, whose teams read so many rows `ahead`, with room for `staged`
-    /// slots' scores in shared memory.
+    /// The configuration of a cube of `units` units, whose teams read `ahead` rows at a time.
+    /// Shared memory has room for the sort keys of `staged` slots.
     pub(super) fn blueprint(
         &self,
         units: usize,
@@ -112,7 +113,7 @@ impl Call {
             reads_choice: options.reads_choice(),
             measures: self.config.measures,
             scores,
-            // CUDA's barrier orders all memory for its cube.
+            // CUDA's barrier also orders global memory for its cube.
             fenced: !is_cuda(client),
             staged,
             ahead,
@@ -138,15 +139,15 @@ impl Call {
         let most = (hardware.plane_size_min as usize).min(32);
         let columns = self.head_dim / self.lanes;
         let mut team = 8.min(most).min(columns.next_power_of_two());
-        // Few units a row exchange less; enough of them keep queries in registers.
+        // A small team exchanges less. A large team keeps queries in registers.
         while team < most && self.group * self.head_dim / team > 64 {
             team *= 2;
         }
         team
     }
 
-    /// Rows that a team reads before it waits for the first, or tiles that a plane does: as many as
-    /// registers allow.
+    /// Rows that a team reads before it waits for the first, or tiles that a plane reads: as many
+    /// as registers allow.
     pub(super) fn ahead(&self) -> usize {
         match (self.tiles(), self.group) {
             (true, _) => (256 / self.head_dim).clamp(1, 4),
@@ -155,23 +156,24 @@ impl Call {
         }
     }
 
-    /// Whether scores are ordered as they are made.
+    /// Whether sort keys are made directly of logits.
     pub(super) fn direct(&self) -> bool {
         self.sizes.direct()
     }
 
-    /// Numbers that kernels leave to others, of which some are never read.
+    /// Global memory for `numbers` numbers that kernels pass to later ones. Some of them are never
+    /// read.
     pub(super) fn scratch(&self, numbers: usize, dtype: DType) -> CubeTensor {
         empty_like(&self.query, Shape::from([numbers.max(4)]), dtype)
     }
 
-    /// The keys and their queries as kernels take them.
+    /// Keys and queries as a kernel's argument.
     pub(super) fn scored_keys<F: Float, N: Size>(&self) -> ScoredKeysLaunch<F, N> {
         let (query, keys) = (self.query.clone(), self.keys.clone());
         ScoredKeysLaunch::new(query.into_buffer_arg(), keys.into_buffer_arg(), self.config.scale)
     }
 
-    /// The ranges and their sets as kernels take them.
+    /// Head ranges and their index sets as a kernel's argument.
     pub(super) fn step_ranges(&self) -> StepRangesLaunch {
         let options = self.config.options;
         StepRangesLaunch::new(
@@ -186,7 +188,7 @@ impl Call {
         )
     }
 
-    /// The vectors that are compared, as kernels take them.
+    /// The vectors by which steps are compared, as a kernel's argument.
     pub(super) fn compared_vectors<F: Float>(&self) -> ComparedVectorsLaunch<F> {
         let (step, cached) = (self.vectors.clone(), self.set_vectors.clone());
         ComparedVectorsLaunch::new(step.into_buffer_arg(), cached.into_buffer_arg())

@@ -1,4 +1,5 @@
-//! Compaction of a bitmask: the tokens of the slots whose bits are set, listed in ascending order.
+//! Compacts a bitmask: lists the tokens of the slots whose bits are set, in ascending order. A
+//! prefix sum of the words' bit counts gives each unit the place of its first token.
 
 use cubecl::prelude::*;
 
@@ -7,19 +8,20 @@ use super::blueprint::Blueprint;
 use super::visible_range::VisibleRange;
 use crate::components::prefix_sum::exclusive;
 
-/// What [`compact_bitmask`] has listed: a set, and the step's own choice of tokens.
+/// Counts of the tokens that [`compact_bitmask`] has listed, of a set and of the step's own choice.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct CompactedSet {
-    /// Tokens in the set's list, which has room for the first ones only.
+    /// Tokens in the set's list. A full list holds the first tokens of the set.
     pub(super) count: usize,
-    /// Tokens that the set would have if its list had room for all.
+    /// Tokens that the set would have in a list with room for all of them.
     pub(super) marked: usize,
-    /// Tokens in the list of the step's own choice, where the step reads that instead of its set.
+    /// Tokens in the list of the step's own choice, where the step reads the choice and not its
+    /// set.
     pub(super) chosen: usize,
 }
 
-/// Where the lists of a set and of the step's own choice begin in the table, and how many
-/// neighbours on each side the best bring along.
+/// Where the set's list and the own choice's list begin in the table; and the dilation radius, in
+/// slots on each side.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct ListOffsets {
     pub(super) set: usize,
@@ -27,8 +29,8 @@ pub(super) struct ListOffsets {
     pub(super) radius: usize,
 }
 
-/// The words `first` to before `last` of the bitmask at `from`, which are a unit's, of slots whose
-/// tokens are `freed` ahead.
+/// A unit's words of a bitmask: from word `first` to before `last` of the bitmask at `from`. A
+/// token's index is its slot plus `freed`.
 #[derive(CubeType, Clone, Copy)]
 struct UnitWords {
     from: usize,
@@ -37,10 +39,9 @@ struct UnitWords {
     freed: usize,
 }
 
-/// Writes the tokens of selected slots, with the neighbours of the `k_dilate` highest, to the set's
-/// list; where the step reads its own choice, also the tokens of selected slots alone to that list.
-/// Where the cube `gathers` tokens, it collects them in shared memory first and writes them side by
-/// side.
+/// Lists the tokens of the selected slots and of the neighbours of the `k_dilate` highest scores:
+/// the set. Where the step reads its own choice, also lists the selected slots alone. Where the
+/// cube `gathers` tokens, it collects them in shared memory and then writes them side by side.
 ///
 /// # Shapes
 /// `bitmasks` from `place.marked` on `[3, words]`, a bit a slot.
@@ -58,7 +59,8 @@ pub(super) fn compact_bitmask(
     let width = blueprint.width.comptime();
     let (start, local) = (visible.start, visible.local);
     let (marked, words, radius) = (place.marked, place.words, lists.radius);
-    // Neighbours of the best may be locals, which go out of the locals' place with time.
+    // A neighbour may be a local slot now, and not be one any more in a later step that shares the
+    // set.
     let reach = min(local + radius, visible.length);
     let known = local.div_ceil(WORD);
     let (first, last) = own_words(reach, units);
@@ -99,8 +101,8 @@ pub(super) fn compact_bitmask(
     CompactedSet { count: min(count, width), marked: count, chosen: min(choice, width) }
 }
 
-/// Writes the tokens of slots whose bits are set in a bitmask, of which each unit has its words, to
-/// a list, as far as it has room; returns how many bits are set.
+/// Lists the tokens of the slots whose bits are set, as far as the list has room. Returns how many
+/// bits are set.
 #[cube]
 fn write_tokens(
     bitmasks: &[u32],
@@ -143,7 +145,7 @@ fn write_tokens(
             table[to + i] = tokens[i];
             i += units;
         }
-        // Others may gather the next list in the same place.
+        // The next list is gathered in the same shared memory.
         sync_cube();
     }
     count as usize

@@ -1,5 +1,5 @@
-//! The end of a range's step: stores a new set, or the entry of a step that shares, writes down
-//! what the step reads, and counts it.
+//! The end of a step for one range. Stores a new set, or an entry for a step that shares; then
+//! writes which slots the step attends to, and counts it.
 
 use cubecl::prelude::*;
 
@@ -23,8 +23,8 @@ pub(super) fn all_of(visible: &VisibleRange) -> SetView {
     }
 }
 
-/// Writes down and counts what a step reads: all visible slots, the tokens of the list of `set`, or
-/// its own choice. Returns it.
+/// Writes which slots a step attends to, and counts them: all visible slots, the tokens of list
+/// `set`, or the step's own choice. Returns the view.
 #[cube]
 pub(super) fn finish_step(
     table: &mut [i32],
@@ -41,7 +41,7 @@ pub(super) fn finish_step(
     let retrieves = decided == i32::new(NEW_SET as i64);
     let mut chosen = all_of(visible);
     if comptime!(blueprint.reads_choice) && retrieves {
-        // All of it is visible, and none of it local.
+        // All chosen tokens are visible, and none is a local.
         chosen.first = comptime!(list(sets, width, sets)).runtime();
         chosen.count = decision.choice;
         chosen.local = visible.local;
@@ -49,7 +49,7 @@ pub(super) fn finish_step(
         let list = comptime!(list(sets, width, 0)) + set * width;
         let from = i32::cast_from(visible.start + visible.freed);
         let to = i32::cast_from(visible.local + visible.freed);
-        // Tokens ascend: hidden ones come first, those that are locals by now last.
+        // Tokens ascend: hidden tokens come first, and tokens that are still locals come last.
         let (before_window, known) =
             count_below(&*table, own + list, decision.count, from, to, blueprint);
         chosen.first = list + before_window as usize;
@@ -62,7 +62,8 @@ pub(super) fn finish_step(
     chosen
 }
 
-/// Counters of a range: its steps, those that retrieved, and the tokens that they attended to.
+/// Counters of a range: its steps, its steps that retrieved, and the tokens that all steps attended
+/// to.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Totals {
     steps: i32,
@@ -83,8 +84,8 @@ impl Totals {
     }
 }
 
-/// Writes what a step reads into the range's row of the table, and advances the counters; for one
-/// unit.
+/// Writes the view of a step into the range's row of the table, and advances the counters. One unit
+/// calls this.
 #[cube]
 pub(super) fn write_step(
     table: &mut [i32],
@@ -109,8 +110,8 @@ pub(super) fn write_step(
     table[own + TOKENS_HIGH] = totals.tokens_high + (tokens >> comptime!(TOKEN_BITS as i32));
 }
 
-/// Stores the fields of a new set of `count` tokens in entry `set`: its size, its list and its
-/// vectors; adapts the size of the next retrieval.
+/// Stores a new set of `count` tokens as entry `set` of the block: its size, its list and its
+/// vectors. Adapts the size of the next retrieval.
 #[cube]
 pub(super) fn store_set<F: Float>(
     vectors: &[F],
@@ -129,7 +130,7 @@ pub(super) fn store_set<F: Float>(
         table[fields + LIST] = i32::cast_from(set);
         let wanted = table[own + WANTED] as usize;
         if wanted > 0 {
-            // Half of what is amiss, and at least one.
+            // Moves by half the difference from the wanted size, rounded up.
             let mut next = top + (wanted - min(count, wanted)).div_ceil(2);
             if count > wanted {
                 let less = (count - wanted).div_ceil(2);
@@ -142,7 +143,7 @@ pub(super) fn store_set<F: Float>(
     }
 }
 
-/// Stores the step's vectors in an entry, for later steps to be compared with.
+/// Stores the step's vectors in an entry, so that later steps can be compared with it.
 #[cube]
 fn store_vectors<F: Float>(
     vectors: &[F],
@@ -163,8 +164,8 @@ fn store_vectors<F: Float>(
     }
 }
 
-/// Stores an entry for a step that shares a set, where later steps are compared with such steps
-/// too. All units must be through with the comparisons.
+/// Stores an entry for a step that shares a set, where later steps may share with such steps. All
+/// units must have finished the comparisons.
 #[cube]
 pub(super) fn store_shared_set<F: Float>(
     vectors: &[F],

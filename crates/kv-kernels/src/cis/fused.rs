@@ -1,5 +1,6 @@
-//! Choice and attention in one launch: while a cube chooses a set, others attend. Scores have a
-//! launch before it where ranges may share, so that many cubes score the few that do not.
+//! Chooses the slots of a step and attends to them in one launch, one cube a range. While one cube
+//! chooses, other cubes attend, and no second launch reads the chosen slots. Where steps may share
+//! sets, `score.rs` runs before it, so that many cubes score the few ranges that retrieve.
 
 use burn::backend::{DType, TensorMetadata};
 use burn_cubecl::CubeBackend;
@@ -30,15 +31,15 @@ use crate::attention::decode::slot_indexer::SlotIndexer;
 use crate::attention::decode::tensor_core::attend;
 use crate::backend::client::{elem_type, empty_like, grid};
 
-/// Slots of a part that is worth a cube which scores, at least.
+/// The fewest slots of a part that a cube scores.
 const SMALLEST_PART: usize = 256;
-/// Cubes a processor that score, about.
+/// Cubes that score, for each processor, about.
 const CUBES_EACH: usize = 16;
 /// Units of a cube that scores.
 const UNITS: usize = 128;
 
-/// Chooses and attends; returns table and vectors, changed in their own buffers, and the output
-/// `[B, Hq, D]`.
+/// Chooses and attends. Returns the table and the vectors, changed in their own buffers, and the
+/// output `[B, Hq, D]`.
 pub(crate) fn run(
     retrieval: Retrieval<CubeBackend>,
     values: CubeTensor,
@@ -56,8 +57,8 @@ pub(crate) fn run(
 }
 
 impl Call {
-    /// Choice and attention by a cube a range, behind the scores of those that retrieve where
-    /// others share.
+    /// Chooses and attends by one cube a range. Where steps may share sets, the ranges that
+    /// retrieve are scored by a launch before.
     fn attend(&self, values: CubeTensor, plan: FusedPlan, config: DecodeConfig) -> CubeTensor {
         let FusedPlan { words, planes, room, staged } = plan;
         let blueprint = Blueprint {
@@ -102,7 +103,7 @@ impl Call {
                     none.clone().into_buffer_arg(),
                     slots,
                 ),
-                // Cubes have whole ranges, and nothing but the output is wanted.
+                // Each cube has a whole range, and only the output is wanted.
                 DecodeOutputsLaunch::new(
                     head_outputs([&output, &none], [&none, &none]),
                     none.clone().into_buffer_arg(),
@@ -115,14 +116,14 @@ impl Call {
         output
     }
 
-    /// Parts in which a range is scored where ranges may share: one that retrieves must not keep
-    /// the others waiting.
+    /// Parts in which a range is scored, where steps may share sets. Parts are small, so that the
+    /// few ranges that retrieve do not keep the others waiting.
     fn parts(&self) -> usize {
         let most = self.longest().div_ceil(SMALLEST_PART);
         (self.sizes.device.processors * CUBES_EACH / self.total_kv_heads.max(1)).clamp(1, most)
     }
 
-    /// As kernels of their own.
+    /// Chooses and attends in launches of their own.
     fn one_by_one(
         self,
         strategy: CisStrategy,
@@ -149,8 +150,8 @@ impl Call {
     }
 }
 
-/// The choice takes queries and keys in vectors of elements, the attention takes them, and values,
-/// in pairs of elements, as 32-bit words.
+/// One cube a range. `choosing` has queries and keys in vectors of elements; `queries` and `pool`
+/// have queries, keys and values as pairs of elements in 32-bit words.
 #[cube(launch_unchecked, fast_math = FastMath::ReducedPrecision.into())]
 fn fused_kernel<E: Float, N: Size, W: Size>(
     choosing: &mut Choosing<E, N>,

@@ -1,4 +1,5 @@
-//! Launches on CubeCL devices.
+//! Launches `cis_select` on CubeCL devices: the selection in which one cube chooses for a range.
+//! `histogram_topk/launch.rs` and `fused.rs` have the other launches.
 
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
@@ -14,17 +15,18 @@ use super::sizes::PART;
 use super::step::retrieve_kernel;
 use crate::backend::client::{elem_type, grid};
 
-/// Units of a cube that scores; among many, wider ones choose.
+/// Units of a cube that scores. In long ranges, wider cubes choose.
 const UNITS: usize = 256;
 
-/// Changes table and vectors in their own buffers; returns them with log-sums `[P, G]`.
+/// Runs `cis_select`. Changes the table and the vectors in their own buffers; returns them, and
+/// log-sum-exps `[P, G]`.
 pub(crate) fn run(retrieval: Retrieval<CubeBackend>) -> (CubeTensor, CubeTensor, CubeTensor) {
     let call = Call::new(retrieval, None);
     select_slots(&call, call.strategy())
 }
 
-/// Runs a call by other kernels than the one that attends, too; returns table and vectors, changed
-/// in their own buffers, and log-sums `[P, G]`.
+/// Chooses slots by kernels other than the fused one. Changes the table and the vectors in their
+/// own buffers; returns them, and log-sum-exps `[P, G]`.
 pub(super) fn select_slots(
     call: &Call,
     strategy: CisStrategy,
@@ -51,7 +53,7 @@ pub(super) fn select_slots(
 }
 
 impl Call {
-    /// Scores ranges in so many parts, where they retrieve.
+    /// Scores the ranges that retrieve, each in `splits` parts.
     pub(super) fn score(&self, scratch: &Scratch, splits: usize, blueprint: Blueprint) {
         // SAFETY: shapes were checked; the kernel stays within slots, sets and scratch, given
         // ranges that end within the pool and are no longer than the longest.
@@ -72,9 +74,9 @@ impl Call {
         }
     }
 
-    /// Selects by one cube a range, behind kernels that scored each range, or scoring it itself.
+    /// Chooses by one cube a range. The scores are there already, or the cube makes them.
     fn select_slots(&self, scratch: &Scratch, blueprint: Blueprint) {
-        // SAFETY: as for the scores.
+        // SAFETY: as in `score`.
         unsafe {
             retrieve_kernel::launch_unchecked(
                 &self.query.client.clone(),

@@ -1,4 +1,5 @@
-//! The log-sum-exp of a range's queries.
+//! The log-sum-exp of each query over a range's visible slots, `ln Σ_i exp(s_i)`. Scores of a
+//! group's query heads are comparable only as weights, `exp(s_i − log-sum-exp)`.
 
 use cubecl::prelude::*;
 
@@ -76,7 +77,7 @@ pub(super) fn log_sums(
     sums
 }
 
-/// Online sums of exponentials, each beside the largest exponent.
+/// Online sums of exponentials: a largest exponent, and the sum of the exponentials relative to it.
 #[derive(CubeType)]
 pub(crate) struct Sums {
     pub(crate) tops: Array<f32>,
@@ -85,7 +86,7 @@ pub(crate) struct Sums {
 
 #[cube]
 impl Sums {
-    /// Of nothing.
+    /// Sums over nothing.
     pub(crate) fn none(#[comptime] count: usize) -> Sums {
         let mut sums = Sums { tops: Array::new(count), totals: Array::new(count) };
         #[unroll]
@@ -96,8 +97,7 @@ impl Sums {
         sums
     }
 
-    /// Adds the exponentials of so many values from `first` on, of which those absent are
-    /// [`LOWEST_LOGIT`].
+    /// Adds the exponentials of `count` values from `first` on. Absent values are [`LOWEST_LOGIT`].
     pub(crate) fn add_all(
         &mut self,
         #[comptime] i: usize,
@@ -119,7 +119,7 @@ impl Sums {
         self.tops[i] = most;
     }
 
-    /// Adds `total` times the exponential of `top`.
+    /// Adds `total * exp(top)`.
     pub(crate) fn add(&mut self, #[comptime] i: usize, top: f32, total: f32) {
         let most = larger(self.tops[i], top);
         self.totals[i] = self.totals[i] * (self.tops[i] - most).exp() + total * (top - most).exp();

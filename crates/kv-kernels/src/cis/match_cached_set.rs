@@ -1,5 +1,5 @@
-//! Whether a range's step shares a cached set: compares the step's vectors with those of earlier
-//! steps of its block.
+//! Decides whether a step shares a cached set: compares the step's vectors with the vectors of
+//! earlier steps of its block, by cosine.
 
 use cubecl::prelude::*;
 
@@ -10,20 +10,20 @@ use super::table::*;
 use super::visible_range::StepContext;
 use crate::components::sentinels::{ALL_SLOTS, NEW_SET};
 
-/// What a range's step does: shares a set, retrieves one, or reads all slots.
+/// The decision for a range's step: share a set, retrieve one, or read all slots.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Decision {
-    /// The list of the most recent entry whose vectors are similar enough, [`NEW_SET`] for a step
-    /// that retrieves, or [`ALL_SLOTS`] for one that reads all slots.
+    /// The list of the most recent entry whose similarity is above the threshold, or [`NEW_SET`]
+    /// for a step that retrieves, or [`ALL_SLOTS`] for a step that reads all slots.
     pub(super) decided: i32,
     /// Tokens of the shared list.
     pub(super) count: usize,
-    /// Tokens of the step's own choice, where it retrieves and reads that.
+    /// Tokens of the step's own choice, where it retrieves and reads the choice.
     pub(super) choice: usize,
 }
 
-/// A unit's partial sums of the cosines between the step's vectors and those of an entry, and the
-/// entry's list and number of tokens.
+/// A unit's partial sums of the cosines between the step's vectors and an entry's vectors; and the
+/// entry's list, and the length of that list.
 #[derive(CubeType)]
 pub(super) struct SimilarityPartials {
     dots: Array<f32>,
@@ -33,8 +33,9 @@ pub(super) struct SimilarityPartials {
     count: i32,
 }
 
-/// Loads and sums the partials of the entry that the unit's plane compares, before it is known how
-/// many entries the block has: neither read waits for the other.
+/// Loads and sums the partials of the entry that the unit's plane compares. It is not known yet
+/// whether the block has such an entry, so that this read and the read of the row do not wait for
+/// each other.
 ///
 /// # Shapes
 /// `vectors` `[P, parts, length]`, `set_vectors` `[P, sets, parts, length]`.
@@ -50,7 +51,7 @@ pub(super) fn load_similarity_partials<F: Float>(
     load_entry_partials::<F>(vectors, set_vectors, table, kv_head, plane, blueprint)
 }
 
-/// The partials of entry `set`, or of the last entry where there is no such one.
+/// The partials of entry `set`, or of the last entry where `set` is beyond it.
 #[cube]
 fn load_entry_partials<F: Float>(
     vectors: &[F],
@@ -98,11 +99,11 @@ fn load_entry_partials<F: Float>(
     seen
 }
 
-/// Finds the most recent entry of the block whose vectors have a similarity above the threshold,
-/// given each unit's `first` partials.
+/// Finds the most recent entry of the block whose similarity is above the threshold. `first` holds
+/// each unit's partials of the first round of entries.
 ///
 /// # Shapes
-/// As for [`load_similarity_partials`].
+/// The shapes of [`load_similarity_partials`].
 #[cube]
 pub(super) fn match_cached_set<F: Float>(
     first: &SimilarityPartials,
@@ -119,7 +120,7 @@ pub(super) fn match_cached_set<F: Float>(
         let mut similarities = Shared::<[f32]>::new_slice(sets);
         let mut counts = Shared::<[i32]>::new_slice(sets);
         let mut lists = Shared::<[i32]>::new_slice(sets);
-        // A plane an entry.
+        // Each plane compares one entry.
         let plane = (UNIT_POS / PLANE_DIM) as usize;
         let planes = (CUBE_DIM / PLANE_DIM) as usize;
         let similarity = compare(first, blueprint);
@@ -159,7 +160,7 @@ pub(super) fn match_cached_set<F: Float>(
     Decision { decided, count, choice: 0usize }
 }
 
-/// The similarity of an entry's vectors to the step's.
+/// The similarity of an entry to the step: the mean or the least of the vectors' cosines.
 #[cube]
 fn compare(seen: &SimilarityPartials, #[comptime] blueprint: Blueprint) -> f32 {
     let parts = blueprint.parts.comptime();

@@ -1,22 +1,24 @@
-//! Index sets: which tokens a decode step attends to. A step retrieves the tokens of highest
-//! attention, or shares the set of an earlier step whose query was similar (PrHS, section IV-A:
-//! CIS).
+//! Index sets: the tokens that a decode step attends to (PrHS, section IV-A: CIS). A step attends
+//! to the first tokens (sinks), to the last tokens (locals), and to a set between them. A step
+//! *retrieves* its set: it scores all keys and takes the `k` highest scores. Or it *shares* the set
+//! of an earlier step of its block, where a cosine between vectors of the two steps is above `τ`. A
+//! set is *dilated*: the `m` highest scores bring `r` neighbours on each side along. In shapes, `P`
+//! is `B * Hkv`, the head ranges.
 //!
 //! On CubeCL devices `strategy.rs` chooses how a call is launched:
 //!
-//! - a range of few slots: one kernel of one cube a range (`step.rs`), or `score.rs` in parts
-//!   before it;
-//! - long ranges: the five kernels of `histogram_topk/`, in which many cubes share the work of a
-//!   range;
-//! - where attention is one cube a range, too: `fused.rs` selects and attends in one launch, behind
-//!   `score.rs` where ranges may share.
+//! - short ranges: one kernel with one cube a range (`step.rs`), which scores too, or after
+//!   `score.rs`, in which several cubes score a range;
+//! - long ranges: the five kernels of `histogram_topk/`, in which several cubes share a range;
+//! - where attention takes one cube a range: `fused.rs`, which selects and attends in one launch,
+//!   after `score.rs` where steps may share sets.
 //!
-//! The phases of a step: `visible_range.rs` finds what the step sees, `match_cached_set.rs` whether
-//! it shares a cached set, `score_rows.rs` scores slots (`score_mma.rs` by matrix instructions),
-//! `select_topk.rs` selects the highest scores by the pivots of `radix_pivots.rs` and notes them in
-//! a bitmask (`bitmask.rs`), `compact_bitmask.rs` lists their tokens, and `finish_step.rs` stores
-//! the set and writes what the step reads. `sizes.rs` knows what all of it takes of shared memory,
-//! `table.rs` how sets lie in memory.
+//! A step has these phases. `visible_range.rs` finds the slots that it sees. `match_cached_set.rs`
+//! decides whether it shares a cached set. `score_rows.rs` scores slots, or `score_mma.rs` by
+//! matrix instructions. `select_topk.rs` selects the highest scores with the pivots of
+//! `radix_pivots.rs`, and notes them in a bitmask (`bitmask.rs`). `compact_bitmask.rs` lists their
+//! tokens. `finish_step.rs` stores the set, and writes which slots the step attends to. `sizes.rs`
+//! computes the shared memory of all phases, and `table.rs` lays out sets in memory.
 
 mod args;
 mod backend;
@@ -85,97 +87,99 @@ pub use strategy::CisStrategy;
 
 const OP: &str = "cis_select";
 
-/// How the scores of a group's query heads become one.
+/// How the scores of a group's query heads are reduced to one score a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ScoreReduction {
-    /// The sum of their attention weights.
+    /// The sum of the query heads' attention weights.
     Sum,
-    /// The largest of their attention weights.
+    /// The largest of the query heads' attention weights.
     Max,
 }
 
-/// How the similarities of a group's vectors become one.
+/// How the cosines of a range's vectors are reduced to one similarity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SimilarityReduction {
-    /// Their mean.
+    /// The mean of the cosines.
     Mean,
-    /// The least of them.
+    /// The least of the cosines.
     Min,
 }
 
-/// Which earlier steps of its block a step may share a set with.
+/// The earlier steps of its block with which a step may share a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Earlier {
-    /// All of them, those that shared included: they hand on the set that they shared.
+    /// All earlier steps. A step that shared a set passes that set on.
     Any,
-    /// Those that retrieved.
+    /// The earlier steps that retrieved.
     Retrieved,
 }
 
-/// Which steps read the neighbours that the best of a set bring along.
+/// The steps that read the neighbours of a dilated set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Dilation {
-    /// Steps that share the set. The step that retrieves it reads the highest scores alone.
+    /// Only the steps that share the set. The step that retrieves it reads the `k` highest scores
+    /// alone.
     Shared,
-    /// The step that retrieves the set, too.
+    /// The steps that share the set, and the step that retrieves it.
     All,
 }
 
-/// What a step retrieves and when it shares.
+/// What a step retrieves, and when it shares a set. The numbers of each range are in [`SetRule`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CisSelectOptions {
     /// Logit scale; `None` means `1 / sqrt(D)`.
     pub scale: Option<f32>,
-    /// `r`: neighbours on each side that the best bring along.
+    /// `r`, the dilation radius: neighbours on each side that each of the `m` highest scores adds.
     pub radius: usize,
     /// Which steps read the neighbours.
     pub dilation: Dilation,
-    /// Steps of a block, within which sets are shared; 1 for never.
+    /// Decode steps of a block. Sets are shared within a block; 1 means never.
     pub block: usize,
-    /// Which earlier steps of the block sets are shared with.
+    /// The earlier steps of the block with which a step may share.
     pub earlier: Earlier,
-    /// One score of a group's.
+    /// How the scores of a group's query heads become one.
     pub reduction: ScoreReduction,
-    /// One similarity of a group's.
+    /// How the cosines of a range's vectors become one.
     pub similarity: SimilarityReduction,
-    /// The share of the tokens so far that are hidden, the first ones, but for sinks: see
-    /// [`Share::first_seen`].
+    /// The share of the tokens so far that a step does not see, from the first token on, except
+    /// sinks: see [`Share::first_seen`].
     pub hidden: Share,
-    /// The most slots that any range holds, if known; by default the pool's.
+    /// An upper bound of the slots of every range; `None` means the slots of the pool.
     pub longest: Option<usize>,
-    /// Whether [`cis_select`] scores all ranges, whether they retrieve or not, and returns the
-    /// log-sum-exp of their queries; [`cis_attention`] measures nothing.
+    /// Whether [`cis_select`] scores all ranges, even where they share, and returns the
+    /// log-sum-exps of their queries. [`cis_attention`] ignores this.
     pub measures: bool,
-    /// Which kernels choose.
+    /// The kernels that choose.
     pub strategy: CisStrategy,
 }
 
 impl CisSelectOptions {
-    /// Whether steps that retrieve read something else than their sets.
+    /// Whether steps that retrieve read the `k` highest scores alone, not their dilated set.
     pub(crate) fn reads_choice(&self) -> bool {
         self.dilation == Dilation::Shared && self.radius > 0
     }
 }
 
-/// Chooses what a step attends to, in place: shares the set of the most recent step of the block
-/// whose vectors are similar to the step's, else retrieves the tokens of highest attention between
-/// sinks and locals, ties by the lowest index, and with them, for steps that share the set, the
-/// neighbours of the best. [`crate::SlotView::Sets`] attends to it.
+/// Chooses the slots that a decode step attends to, and writes them into `sets`. For each range,
+/// the step shares the set of the most recent step of the block whose similarity is above `τ`.
+/// Where there is none, it retrieves: it takes the `k` tokens of highest attention between sinks
+/// and locals, ties by the lowest index, and adds the neighbours of the `m` highest to the set for
+/// steps that share. A range with at most `k` tokens between sinks and locals is read whole.
+/// [`crate::SlotView::Sets`] makes [`decode_attention`](crate::decode_attention) read the result.
 ///
-/// A range's slots are its tokens in order, but for first ones behind the sinks that may have been
-/// freed.
+/// A range's slots hold its tokens in order. The first tokens after the sinks may have been freed.
 ///
 /// # Shapes
-/// - `query`: `[B, Hq, D]`; `vectors`: `[P, parts, length]`, in the query's dtype, what similarity
-///   is of
-/// - `keys`: `[S, D]`; `newest`: `[B]`, 32-bit, the newest tokens' indices
+/// - `query`: `[B, Hq, D]`; `vectors`: `[P, parts, length]`, in the query's dtype, the vectors
+///   whose cosines make the similarity, with `P = B * Hkv`
+/// - `keys`: `[S, D]`; `newest`: `[B]`, 32-bit, the index of each sequence's newest token
 ///
-/// Returns the log-sum-exp of each query over all visible tokens, `[B, Hq]`, f32, where
+/// Returns the log-sum-exp of each query over all visible tokens, `[B, Hq]`, f32, if
 /// [`CisSelectOptions::measures`].
 ///
 /// # Errors
-/// [`KernelError`] where shapes, dtypes or devices do not fit, for sets that have no room, and for
-/// a forced strategy that does not serve.
+/// [`KernelError`] where shapes, dtypes or devices do not fit, for a `block` of 0 or of more steps
+/// than `sets` has room for, and for a forced strategy that cannot run the call.
 pub fn cis_select(
     query: Tensor<3>,
     vectors: Tensor<3>,
@@ -198,14 +202,14 @@ pub fn cis_select(
     Ok(measures.then(|| log_sum_exp.reshape([batch, query_heads])))
 }
 
-/// [`cis_select`], and the attention to what it chooses, in one launch with the choice where
-/// the device allows it.
+/// Chooses slots as [`cis_select`] does, and attends to them: in one launch where the device and
+/// the ranges allow it.
 ///
 /// # Shapes
-/// As for [`cis_select`]; `values` `[S, D]`. Returns `[B, Hq, D]`.
+/// The shapes of [`cis_select`], and `values` `[S, D]`. Returns the attention output, `[B, Hq, D]`.
 ///
 /// # Errors
-/// As for [`cis_select`].
+/// The errors of [`cis_select`].
 pub fn cis_attention(
     query: Tensor<3>,
     vectors: Tensor<3>,
@@ -242,11 +246,11 @@ pub fn cis_attention(
     Ok(Tensor::from_dispatch(output))
 }
 
-/// What a step chooses with.
+/// The arguments of a step, before they are checked.
 struct Step<'a> {
     query: Tensor<3>,
     vectors: Tensor<3>,
-    /// Keys and values; the keys twice where no values are read.
+    /// Keys and values. Where no values are read, the keys twice.
     pools: [&'a Tensor<2>; 2],
     ranges: &'a SlotRanges,
     newest: Tensor<1, Int>,
@@ -256,7 +260,7 @@ struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Checks the step, and takes the sets' tensors.
+    /// Checks the arguments, and takes the tensors out of `sets`.
     fn prepare(self, sets: &mut IndexSets) -> Result<Retrieval<Dispatch>, KernelError> {
         let Self { query, vectors, pools: [keys, values], ranges, newest, .. } = self;
         let (options, measures) = (self.options, self.measures);
@@ -304,26 +308,27 @@ impl Step<'_> {
     }
 }
 
-/// Where sizes of sets are steered to.
+/// How [`steer_sets`] changes the sizes of sets.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SteerOptions {
-    /// The share of attention that steps are to drop.
+    /// The share of attention that steps shall drop, between 0 and 1.
     pub target: f32,
-    /// By how much the logarithm of a size changes where twice the target is dropped.
+    /// The change of a size's logarithm for each unit of the relative error `dropped / target − 1`.
     pub gain: f32,
-    /// The largest size.
+    /// The largest `k`.
     pub most: usize,
 }
 
-/// Changes what the next retrievals of every range find, in place: more where a step has dropped
-/// more than the target, in the mean over its queries, fewer where less.
+/// Changes the number `k` of tokens that the next retrieval of each range finds, in place: `k ← k ·
+/// exp(e)`, with `e = gain · (dropped / target − 1)` limited to −1 ≤ e ≤ 1. `dropped` counts as a
+/// mean over the range's queries. Sets grow where a step has dropped more than the target.
 ///
 /// # Shapes
-/// `dropped` `[B, Hq]`, f32: the share of attention that the step did not give to what it read.
+/// `dropped` `[B, Hq]`, f32: the share of attention on the tokens that the step did not read.
 ///
 /// # Errors
-/// [`KernelError`] where shapes, dtypes or devices do not fit, for targets outside `(0, 1)`, and
-/// where the largest size has no room in the sets.
+/// [`KernelError`] where shapes, dtypes or devices do not fit, for a target outside `(0, 1)`, and
+/// for a `most` of 0 or of more tokens than a set has room for.
 pub fn steer_sets(
     sets: &mut IndexSets,
     dropped: Tensor<2>,
@@ -368,7 +373,8 @@ pub(crate) struct CisConfig {
 }
 
 impl CisConfig {
-    /// What the choice of the kernels asks of a call that attends to so many slots, if any.
+    /// The shape by which kernels are chosen. `attends` is an upper bound of the slots that the
+    /// call attends to, if it attends.
     fn shape(
         &self,
         [head_dim, total_kv_heads, group]: [usize; 3],

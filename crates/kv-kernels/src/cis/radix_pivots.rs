@@ -1,5 +1,6 @@
-//! Radix selection: the pivots of the highest sort keys of a range, found digit by digit, with
-//! histograms in shared memory.
+//! Radix selection: finds the `k_top`-th and the `k_dilate`-th highest sort key of a range digit by
+//! digit, with histograms in shared memory. One cube does it, so it serves short ranges;
+//! `histogram_topk/` serves long ones.
 
 use cubecl::prelude::*;
 
@@ -9,7 +10,7 @@ use super::blueprint::Blueprint;
 /// Bins of a digit of 8 bits.
 pub(super) const BINS: usize = 256;
 
-/// The k-th highest key: how many keys are greater, and how many equal it.
+/// The k-th highest key, how many keys are greater, and how many equal it.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Pivot {
     pub(super) key: u32,
@@ -17,8 +18,8 @@ pub(super) struct Pivot {
     pub(super) n_equal: u32,
 }
 
-/// The pivots of the `k_top` and of the `k_dilate` highest of the keys from `first` to before
-/// `end`, of which there must be as many, at least.
+/// The pivots of the `k_top` highest and of the `k_dilate` highest keys, among the keys from
+/// `first` to before `end`. There must be at least as many keys.
 #[cube]
 pub(super) fn find_pivots(
     keys: &[u32],
@@ -30,7 +31,7 @@ pub(super) fn find_pivots(
     #[comptime] blueprint: Blueprint,
 ) -> (Pivot, Pivot) {
     let (units, planes) = comptime!((blueprint.units, blueprint.planes()));
-    // Bins of a unit, neighbours.
+    // Neighbouring bins that a unit sums.
     let each = comptime!(BINS.div_ceil(units));
     let bins = Shared::<[Atomic<u32>]>::new_slice(comptime!(2 * BINS));
     let mut found = Shared::<[u32]>::new_slice(6usize);
@@ -52,7 +53,7 @@ pub(super) fn find_pivots(
     let plane = (UNIT_POS / PLANE_DIM) as usize;
     for digit in 0..4u32 {
         let shift = 24u32 - 8u32 * digit;
-        // No digit is known yet: one histogram serves both.
+        // No digit is known yet, so one histogram serves both pivots.
         let whole = digit == 0;
         let mut i = unit;
         while i < comptime!(2 * BINS) {
@@ -71,7 +72,7 @@ pub(super) fn find_pivots(
             for c in 0..CHUNK {
                 if i + c * units < end {
                     let bin = ((some[c] >> shift) & 255u32) as usize;
-                    // Two shifts, as one by all bits is none.
+                    // Two shifts, since a shift by 32 bits would shift by none.
                     let head = (some[c] >> shift) >> 8u32;
                     if head == prefixes[0] {
                         bins[bin].fetch_add(1u32);

@@ -1,4 +1,5 @@
-//! Retrieval and sharing in plain loops: the CPU path, and the oracle of the kernels' tests.
+//! Retrieval and sharing of index sets in plain loops. It is the CPU path, and the oracle of the
+//! kernels' tests.
 
 use super::table::*;
 use super::{CisConfig, Earlier, ScoreReduction, SetRule, SimilarityReduction};
@@ -25,21 +26,22 @@ pub(crate) struct Problem<'a> {
     pub(crate) config: CisConfig,
 }
 
-/// What a range's step sees: slots, counted from the range's first, and how they relate to tokens.
+/// The slots that a range's step sees, counted from the range's first slot.
 struct VisibleRange {
     sinks: usize,
-    /// First visible slot behind the sinks.
+    /// The first visible slot after the sinks.
     start: usize,
-    /// First local slot.
+    /// The first local slot.
     local: usize,
     length: usize,
-    /// What a token's index is ahead of its slot.
+    /// By how much a token's index exceeds its slot.
     freed: usize,
 }
 
 impl Problem<'_> {
-    /// Changes `table` `[P, row]` and `set_vectors` `[P, sets, parts, length]`; returns the
-    /// log-sum-exp of each query over all visible slots, `[P, G]`, of ranges that were scored.
+    /// Runs a step of every range. Changes `table` `[P, row]` and `set_vectors` `[P, sets, parts,
+    /// length]`. Returns the log-sum-exp of each query over the visible slots, `[P, G]`, for the
+    /// ranges that were scored.
     pub(crate) fn solve(&self, table: &mut [i32], set_vectors: &mut [f32]) -> Vec<f32> {
         let CisConfig { sets, width, .. } = self.config;
         let total_kv_heads = self.offsets.len();
@@ -86,7 +88,7 @@ impl Problem<'_> {
         } else {
             None
         };
-        // What a step that retrieves reads, where that is not its set.
+        // Tokens that a step reads where it retrieves and does not read its set.
         let mut choice = None;
         let entry = held.min(sets - 1);
         let enters = decided == NEW_SET || decided != ALL_SLOTS && options.earlier == Earlier::Any;
@@ -108,7 +110,7 @@ impl Problem<'_> {
                 choice = Some(best.len());
             }
         } else if enters {
-            // The entry's list is the shared one, and so is all that is known of it.
+            // The entry names the shared list, with its length.
             let shared = FIELDS + decided as usize * SET_FIELDS;
             own.copy_within(shared..shared + SET_FIELDS, FIELDS + entry * SET_FIELDS);
         }
@@ -162,7 +164,7 @@ impl Problem<'_> {
         VisibleRange { sinks, start, local, length, freed }
     }
 
-    /// The list of the most recent entry of similar vectors.
+    /// The list of the most recent entry whose similarity is above the threshold, or `NEW_SET`.
     fn decide(
         &self,
         kv_head: usize,
@@ -196,7 +198,8 @@ impl Problem<'_> {
         NEW_SET
     }
 
-    /// Logits of all slots, `[G, length]`, and their log-sum-exp over the visible ones.
+    /// The logits of all slots, `[G, length]`. Writes their log-sum-exps over the visible slots to
+    /// `sums`.
     fn logits(&self, kv_head: usize, visible: &VisibleRange, sums: &mut [f32]) -> Vec<f32> {
         let group = sums.len();
         let offset = self.offsets[kv_head] as usize;
@@ -213,7 +216,7 @@ impl Problem<'_> {
             let seen =
                 || (0..visible.sinks).chain(visible.start..visible.length).map(|slot| own[slot]);
             let top = seen().fold(f32::NEG_INFINITY, f32::max);
-            // Of many thousands, f32 would lose some.
+            // In f32 a sum of many thousand terms would lose digits.
             let total: f64 = seen().map(|logit| f64::from((logit - top).exp())).sum();
             *sum = top + total.ln() as f32;
             logits.extend(own);
@@ -221,7 +224,8 @@ impl Problem<'_> {
         logits
     }
 
-    /// Slots of the highest scores, and these with the neighbours of the best, both ascending.
+    /// The slots of the highest scores; and these slots with the neighbours of the `m` highest.
+    /// Both ascend.
     fn choose(
         &self,
         visible: &VisibleRange,
@@ -243,7 +247,7 @@ impl Problem<'_> {
         };
         let mut ranked: Vec<(f32, usize)> =
             (visible.start..visible.local).map(|slot| (score(slot), slot)).collect();
-        // Stable, so that the lower index is first among equals; NaN is last.
+        // The sort is stable, so the lower slot is first among equal scores. NaN is last.
         ranked.sort_by(|a, b| {
             b.0.partial_cmp(&a.0).unwrap_or_else(|| a.0.is_nan().cmp(&b.0.is_nan()))
         });
@@ -267,9 +271,10 @@ fn write_tokens(list: &mut [i32], slots: &[usize], freed: usize) {
     }
 }
 
-/// What the next retrieval's `top` is, where this one's has given `count` tokens, and `wanted` are.
+/// The `top` of the next retrieval, where this retrieval's `top` has given a set of `count` tokens
+/// and `wanted` are wanted.
 pub(super) fn next_top(top: usize, count: usize, wanted: usize) -> usize {
-    // Half of what is amiss, and at least one.
+    // Moves by half the difference, rounded up.
     let next = if count > wanted {
         top.saturating_sub((count - wanted).div_ceil(2))
     } else {

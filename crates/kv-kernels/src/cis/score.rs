@@ -1,4 +1,5 @@
-//! Logits of parts of ranges, by rows or by tiles.
+//! Logits of ranges in parts, so that several cubes score one range: by tiles (`score_mma.rs`) with
+//! matrix instructions, else by rows (`score_rows.rs`).
 
 use cubecl::prelude::*;
 
@@ -12,7 +13,7 @@ use super::table::DECIDED;
 use super::visible_range::{VisibleRange, load_step_context};
 use crate::components::sentinels::NEW_SET;
 
-/// Finds which ranges retrieve, and scores those: `splits` parts a range, one cube each.
+/// Decides which ranges retrieve, and scores them: `splits` parts a range, one cube a part.
 #[cube(launch_unchecked)]
 pub(super) fn score_kernel<F: Float, N: Size>(
     keys: &ScoredKeys<F, N>,
@@ -67,29 +68,29 @@ pub(super) fn score_kernel<F: Float, N: Size>(
             blueprint,
         );
     }
-    // Nothing here reads this field.
+    // No cube of this launch reads this field.
     if split == 0 && UNIT_POS == 0 {
         ranges.table[context.own + DECIDED] = decided;
     }
 }
 
-/// A cube's share of a range that is scored.
+/// The part of a range that a cube scores.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct ScoreShare {
     /// The range, and its first slot.
     pub(super) kv_head: usize,
     pub(super) offset: usize,
-    /// Which of so many parts.
+    /// The number of the part, of `splits` parts.
     pub(super) split: usize,
     pub(super) splits: usize,
     /// Where the range's sort keys begin.
     pub(super) base: usize,
-    /// Logits of a query head.
+    /// The distance between the logits of two query heads.
     pub(super) stride: usize,
 }
 
-/// Scores a share of a range's visible slots. Where sort keys are made at once, only slots between
-/// sinks and locals are scored.
+/// Scores a part of a range's visible slots. Where sort keys are made directly, only slots between
+/// sinks and locals are scored, as no log-sum-exp is needed.
 #[cube]
 pub(super) fn score_split<F: Float, N: Size>(
     keys: &ScoredKeys<F, N>,

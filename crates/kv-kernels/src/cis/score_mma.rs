@@ -1,10 +1,10 @@
-//! Logits by matrix instructions: the keys of 16 slots as rows, the query heads of a group as
-//! columns.
+//! Logits by matrix instructions: keys of 16 slots as rows, query heads of a group as columns. It
+//! serves vectors of 16 bytes and up to 8 query heads a group; `score_rows.rs` serves everything
+//! else.
 //!
-//! Which elements of a row meet which of a column is ours to choose, so that keys go from memory to
-//! registers in whole vectors. In a plane, lane `4 r + j` reads every fourth vector, from `j` on,
-//! of the keys of slots `r` and `r + 8`, and gets these slots' logits of query heads `j` and `j +
-//! 4`.
+//! The order of the summed dimension is free, so keys go from memory to registers in whole vectors.
+//! In a plane, lane `4 r + j` reads every fourth vector, from vector `j` on, of the keys of slots
+//! `r` and `r + 8`. It gets the logits of these two slots for query heads `j` and `j + 4`.
 
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
@@ -18,17 +18,17 @@ use crate::components::sort_key::sort_key;
 
 /// Bytes of a vector.
 pub(super) const VECTOR: usize = 16;
-/// Query heads, at most.
+/// The most query heads of a group.
 pub(super) const HEADS: usize = 8;
 /// Units that share a row.
 pub(super) const TEAM: usize = 4;
 /// Slots of a tile.
 const TILE: usize = 16;
-/// Slots of half a tile, one of which is a row of a unit's.
+/// Slots of half a tile. A unit holds one row in each half.
 const HALF: usize = TILE / 2;
 const PLANE: usize = 32;
 
-/// Scores slots as [`score_rows`](super::score_rows::score_rows) does, by tiles of 16 slots.
+/// Scores slots as [`score_rows`](super::score_rows::score_rows) does, in tiles of 16 slots.
 #[cube]
 pub(super) fn score_mma<F: Float, N: Size>(
     scored: &ScoredKeys<F, N>,
@@ -51,7 +51,7 @@ pub(super) fn score_mma<F: Float, N: Size>(
     let (plane, lane) = (unit / PLANE, unit % PLANE);
     let (r, j) = (lane / TEAM, lane % TEAM);
 
-    // Columns `2 j` and `2 j + 1` of a product are a lane's: heads `j` and `j + 4`.
+    // A lane holds columns `2 j` and `2 j + 1` of a product. They are query heads `j` and `j + 4`.
     let head = min(r % 2 * TEAM + r / 2, comptime!(group - 1));
     let mut q = Array::<Vector<F, Const<2>>>::new(comptime!(4 * pieces));
     #[unroll]
@@ -63,7 +63,7 @@ pub(super) fn score_mma<F: Float, N: Size>(
             q[piece * 4 + word] = Vector::reinterpret(words.extract(word));
         }
     }
-    // Every plane goes round as often.
+    // All planes run equally many rounds.
     let rounds = (end - first).div_ceil(comptime!(planes * ahead * TILE));
     for round in 0..rounds {
         let from = first + (round * comptime!(planes * ahead) + plane) * TILE + r;
@@ -130,7 +130,8 @@ pub(super) fn score_mma<F: Float, N: Size>(
     }
 }
 
-/// How far from a unit's first row of a round its `row`-th is, each tile the next of its plane.
+/// The distance of a unit's `row`-th row of a round from its first row. A plane's tiles are
+/// `planes` tiles apart.
 #[cube]
 fn row_of(#[comptime] row: usize, #[comptime] planes: usize) -> usize {
     comptime!(row / 2 * planes * TILE + row % 2 * HALF).runtime()

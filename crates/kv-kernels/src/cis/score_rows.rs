@@ -1,4 +1,5 @@
-//! Logits by rows: teams of units share a key's row, each unit some of its columns.
+//! Logits without matrix instructions: a team of units shares a key's row, and each unit holds some
+//! columns of it.
 
 use cubecl::prelude::*;
 
@@ -7,26 +8,26 @@ use super::kernel_args::ScoredKeys;
 use super::log_sums::Sums;
 use crate::components::sort_key::sort_key;
 
-/// Visible slots of a range that are scored.
+/// The visible slots of a range that are scored.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct ScoredSpan {
     /// The range, and its first slot.
     pub(super) kv_head: usize,
     pub(super) offset: usize,
-    /// From the `first`-th visible slot to before the `end`-th.
+    /// The first and the end of the scored slots, counted among the visible slots.
     pub(super) first: usize,
     pub(super) end: usize,
-    /// Visible slots from the `sinks`-th on are `gap` further on in the range.
+    /// The visible slots after the first `sinks` lie `gap` slots further on in the range.
     pub(super) sinks: usize,
     pub(super) gap: usize,
     /// Where the range's sort keys begin.
     pub(super) base: usize,
-    /// Logits of a query head.
+    /// The distance between the logits of two query heads.
     pub(super) stride: usize,
 }
 
-/// Writes the logits of a span's slots, or their sort keys, and adds logits to a unit's sums where
-/// these feed a histogram.
+/// Writes the logits of a span's slots, or their sort keys where these are made directly. Where
+/// scores feed a histogram, also adds the logits to the unit's sums.
 ///
 /// # Shapes
 /// `logits` `[P, G, stride]`, `ordered` from `span.base` on `[stride]`.
@@ -66,7 +67,7 @@ pub(super) fn score_rows<F: Float, N: Size>(
             }
         }
     }
-    // Every team goes round as often, so that planes stay together.
+    // All teams run equally many rounds, since a plane's teams exchange numbers in each.
     let rounds = (end - first).div_ceil(comptime!(teams * ahead));
     for round in 0..rounds {
         let mut at = Array::<usize>::new(ahead);
@@ -103,7 +104,7 @@ pub(super) fn score_rows<F: Float, N: Size>(
                 }
             }
             if comptime!(blueprint.feeds_histogram) {
-                // Behind the end, the last row comes again.
+                // After the end, the last row was read again.
                 if first + (round * ahead + a) * teams + team < end {
                     #[unroll]
                     for h in 0..comptime!(group.div_ceil(team_size)) {

@@ -1,4 +1,4 @@
-//! What kernels leave to each other.
+//! Global memory through which the kernels of a call pass on scores and selections.
 
 use burn::backend::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
@@ -9,7 +9,7 @@ use super::call::Call;
 use super::kernel_args::{ChoosingLaunch, ScoresLaunch, SelectionLaunch};
 use crate::backend::client::empty_like;
 
-/// A call's scratch.
+/// The scratch buffers of a call.
 pub(super) struct Scratch {
     /// `[P, G, stride]`
     pub(super) logits: CubeTensor,
@@ -22,8 +22,9 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Scratch for a call's ranges. Sort keys and bitmasks are in shared memory where that has room
-    /// for a range (`staged`); sort keys only where one kernel makes and reads them (`whole`).
+    /// Scratch buffers for the ranges of a call. Where shared memory has room for a range
+    /// (`staged`), it holds bitmasks, and it holds sort keys if one kernel both makes and reads
+    /// them (`whole`).
     pub(super) fn new(call: &Call, staged: bool, whole: bool) -> Self {
         let (total_kv_heads, group, stride) = (call.total_kv_heads, call.group, call.longest());
         let logits = if call.direct() { 1 } else { total_kv_heads * group * stride };
@@ -37,19 +38,19 @@ impl Scratch {
         }
     }
 
-    /// Scores as kernels take them, of ranges with room for `stride` slots.
+    /// Scores as a kernel's argument, for ranges with room for `stride` slots.
     pub(super) fn scores(&self, stride: usize) -> ScoresLaunch {
         let (logits, ordered) = (self.logits.clone(), self.ordered.clone());
         ScoresLaunch::new(logits.into_buffer_arg(), ordered.into_buffer_arg(), stride)
     }
 
-    /// Bitmasks and log-sums, which the choice makes of scores, as kernels take them.
+    /// Bitmasks and log-sum-exps as a kernel's argument.
     pub(super) fn selection(&self, radius: usize) -> SelectionLaunch {
         let (bitmasks, log_sum_exp) = (self.bitmasks.clone(), self.log_sum_exp.clone());
         SelectionLaunch::new(bitmasks.into_buffer_arg(), log_sum_exp.into_buffer_arg(), radius)
     }
 
-    /// The arguments of kernels in which one cube chooses for a range.
+    /// All arguments of a kernel in which one cube chooses for a range.
     pub(super) fn choosing<F: Float, N: Size>(&self, call: &Call) -> ChoosingLaunch<F, N> {
         ChoosingLaunch::new(
             call.scored_keys(),

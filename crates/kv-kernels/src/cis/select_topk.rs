@@ -1,5 +1,5 @@
-//! Top-k selection of a range: a set of the highest scores, and of the neighbours of the highest of
-//! them.
+//! Top-k selection in one range by one cube: the `k_top` highest scores, and the neighbours of the
+//! `k_dilate` highest scores.
 
 use cubecl::prelude::*;
 
@@ -15,11 +15,11 @@ use crate::components::sentinels::LOWEST_LOGIT;
 use crate::components::softmax::larger;
 use crate::components::sort_key::sort_key;
 
-/// What is looked for among a range's scores, and where it goes.
+/// The scores of a range, the sizes to select, and where the results go.
 #[derive(CubeType)]
 pub(super) struct TopkSearch {
     pub(super) rows: LogitRows,
-    /// Log-sum-exps of the query heads, `[G]`, by which scores are made of logits.
+    /// Log-sum-exps of the query heads, `[G]`. A score is a logit less its query's log-sum-exp.
     pub(super) sums: Array<f32>,
     /// Where the range's sort keys begin.
     pub(super) base: usize,
@@ -28,8 +28,9 @@ pub(super) struct TopkSearch {
     pub(super) wanted: TopkSizes,
 }
 
-/// Selects the highest scores and lists their tokens: makes sort keys ([`order_all`]), notes the
-/// highest in a bitmask ([`set_bitmask`]), and lists the tokens of its slots ([`compact_bitmask`]).
+/// Selects the highest scores and lists their tokens in three phases: makes sort keys
+/// ([`order_all`]), sets the bits of the highest ([`set_bitmask`]), and lists the tokens
+/// ([`compact_bitmask`]).
 #[cube]
 pub(super) fn select_topk(
     logits: &[f32],
@@ -50,14 +51,14 @@ pub(super) fn select_topk(
     compact_bitmask(bitmasks, place, table, visible, &search.lists, false, blueprint)
 }
 
-/// Where a range's logits begin, and how far apart those of two query heads are.
+/// Where a range's logits begin, and the distance between the logits of two query heads.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct LogitRows {
     pub(super) from: usize,
     pub(super) stride: usize,
 }
 
-/// How many slots are selected, and how many of these, the highest, bring their neighbours along.
+/// How many slots are selected (`k`), and how many of them are dilated (`m`).
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct TopkSizes {
     pub(super) k_top: usize,
@@ -66,14 +67,13 @@ pub(super) struct TopkSizes {
 
 #[cube]
 impl TopkSizes {
-    /// How many of the selected slots, the highest, are looked for: at least 1, whether or not it
-    /// brings its neighbours along.
+    /// The number of highest slots to search for: `m`, but at least 1, as the search needs a rank.
     pub(super) fn k_dilate(&self) -> usize {
         max(min(self.dilated, self.k_top), 1usize)
     }
 }
 
-/// The sizes that the range's row of the table at `own` has.
+/// Loads the sizes from the range's row of the table, at `own`.
 #[cube]
 pub(super) fn load_topk_sizes(table: &[i32], own: usize) -> TopkSizes {
     let top = table[own + TOP] as usize;
@@ -82,7 +82,8 @@ pub(super) fn load_topk_sizes(table: &[i32], own: usize) -> TopkSizes {
     TopkSizes { k_top: top, dilated }
 }
 
-/// One score of a slot's logits, a logarithm: the largest of its weights, or their sum.
+/// The score of a slot from its logits: the logarithm of the sum, or of the largest, of its
+/// weights.
 #[cube]
 pub(super) fn score_of(
     logits: &Array<f32>,
@@ -106,7 +107,7 @@ pub(super) fn score_of(
     best
 }
 
-/// Writes the sort keys of the scores of all slots between sinks and locals.
+/// Makes the sort keys of all slots between sinks and locals.
 #[cube]
 fn order_all(
     logits: &[f32],
@@ -128,11 +129,11 @@ fn order_all(
     }
 }
 
-/// Sets the bits of the `k_top` slots with the highest sort keys, ties by the lowest slot, and in
-/// the next bitmask those of the `k_dilate` highest.
+/// Sets the bits of the `k_top` slots with the highest sort keys, ties by the lowest slot. In the
+/// next bitmask, sets the bits of the `k_dilate` highest.
 ///
 /// # Shapes
-/// `keys` from `base` on, `bitmasks` from `place.marked` on `[3, words]`, a bit a slot.
+/// `keys` from `base` on; `bitmasks` from `place.marked` on, `[3, words]`, a bit a slot.
 #[cube]
 pub(super) fn set_bitmask(
     keys: &[u32],
@@ -150,8 +151,8 @@ pub(super) fn set_bitmask(
     let (pivot_top, pivot_dilate) =
         find_pivots(keys, base, start, local, k_top, k_dilate, blueprint);
 
-    // Units have neighbouring words, so that they know their rank among equals where not all of
-    // them go in.
+    // Each unit has neighbouring words, so that a prefix sum gives its rank among equal keys. The
+    // rank matters where not all equal keys are selected.
     let (first, last) = own_words(local, units);
     let mut parts = Shared::<[u32]>::new_slice(comptime!(blueprint.planes()));
     let room = k_top - pivot_top.n_greater;

@@ -1,4 +1,4 @@
-//! Index sets: what steps of a layer retrieve, remember and have come to.
+//! Index sets on the host: their rules, their allocation, and reading them back from the device.
 
 use burn::tensor::{DType, Device, Int, Tensor};
 
@@ -8,70 +8,80 @@ use crate::attention::decode::index_sets::IndexSets;
 use crate::backend::check::Check;
 use crate::components::sentinels::{ALL_SLOTS, NEW_SET, NO_BLOCK};
 
-/// What a range's steps retrieve, and when they share it.
+/// The parameters of CIS for one head range: how many tokens its steps retrieve, and when they
+/// share a set.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SetRule {
-    /// First tokens, always attended to.
+    /// First tokens of the sequence, which every step attends to.
     pub sinks: usize,
-    /// Last tokens, always attended to: at least the newest.
+    /// Last tokens, which every step attends to; the newest token counts, so at least 1.
     pub locals: usize,
-    /// `k`: tokens between sinks and locals that a retrieval finds, at least 1.
+    /// `k` of the paper's top-k: tokens between sinks and locals that a retrieval takes, at least
+    /// 1.
     pub top: usize,
-    /// `m / k`: the share of them, rounded down, the highest, that bring their neighbours along.
+    /// `m / k`, the share of dilated tokens: the `m` highest scores, rounded down, bring their
+    /// neighbours along ([`CisSelectOptions::radius`](crate::CisSelectOptions::radius) on each
+    /// side).
     pub dilated: f32,
-    /// `τ`: sets are shared whose vectors' cosine is above it. From 1 on none is, from -1 down all
-    /// are.
+    /// `τ`, the similarity threshold: a step shares a set if the cosine is above it. At 1 or more
+    /// no step shares, at −1 or less every step does.
     pub threshold: f32,
-    /// How many tokens a set is to have, neighbours included: after each retrieval, the next one's
-    /// `top` is brought closer to what gives that. `None` leaves it as it is.
+    /// The wanted number of tokens of a set, neighbours included. After each retrieval, `k` moves
+    /// by half the difference from this number. `None` leaves `k` as it is.
     pub wanted: Option<usize>,
 }
 
 impl SetRule {
-    /// `m`: how many bring their neighbours along.
+    /// `m`: how many of the highest scores bring their neighbours along.
     pub fn best(self) -> usize {
         best_of(self.top, self.dilated)
     }
 
-    /// The most tokens of a set, with so many neighbours on each side.
+    /// The most tokens of a set, `k + 2 r m`, with `radius` neighbours on each side.
     pub fn width(self, radius: usize) -> usize {
         self.top + 2 * radius * self.best()
     }
 }
 
-/// Counts of a range's steps, and the set that its last step read ([`IndexSets::read`]).
+/// Counters of a range's steps, and the set that its last step read. [`IndexSets::read`] returns
+/// it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RangeSets {
     /// Steps so far.
     pub steps: u64,
     /// Steps that retrieved.
     pub retrieved: u64,
-    /// Tokens attended to, over all steps.
+    /// Tokens attended to, summed over all steps.
     pub tokens: u64,
-    /// Whether the last step retrieved a set; `None` where it read all tokens.
+    /// Whether the last step retrieved a set (`true`) or shared one (`false`); `None` where it read
+    /// all tokens.
     pub retrieves: Option<bool>,
-    /// The set that the last step retrieved or shared, by its number in the block; `None` where it
-    /// read all tokens.
+    /// The number, within the block, of the set that the last step retrieved or shared; `None`
+    /// where the step read all tokens.
     pub number: Option<usize>,
-    /// The last step's set: token indices, ascending, those that are no longer read left out.
+    /// The tokens between sinks and locals that the last step read: indices, ascending.
     pub set: Vec<u32>,
-    /// First slots that the last step read.
+    /// Slots at the start of the range that the last step read.
     pub sinks: usize,
-    /// First slot that the last step read from behind the set, counted from the range's first.
+    /// The first local slot of the last step, counted from the range's first slot. The step read it
+    /// and all later slots.
     pub local: usize,
-    /// First visible slot behind the sinks, counted from the range's first.
+    /// The first slot after the sinks that the last step could see, counted from the range's first
+    /// slot.
     pub seen: usize,
-    /// By how much a token's index exceeds its slot: tokens that were freed before it.
+    /// By how much a token's index exceeds its slot: the number of tokens freed before it.
     pub freed: usize,
-    /// `k`: tokens that the next retrieval is to find.
+    /// `k`: tokens that the next retrieval takes.
     pub top: usize,
-    /// Where sizes are steered: the attention to visible tokens that the last measured step
-    /// dropped, exactly, a mean over the queries that share the set; 0 before the first.
+    /// The share of attention on visible tokens that the last measured step dropped, exactly, as a
+    /// mean over the range's queries. 0 before the first such step, and where sizes are not
+    /// steered.
     pub measured: f32,
 }
 
 impl RangeSets {
-    /// Slots that the last step attended to, counted from the first of a range of `length`.
+    /// Slots that the last step attended to, counted from the first slot of a range of `length`
+    /// slots.
     pub fn slots(&self, length: usize) -> impl Iterator<Item = usize> + '_ {
         let listed = self.set.iter().map(|token| *token as usize - self.freed);
         (0..self.sinks.min(length)).chain(listed).chain(self.local..length)
@@ -79,9 +89,9 @@ impl RangeSets {
 }
 
 impl IndexSets {
-    /// Room for up to `sets` steps of a block that later ones are compared with, and as many sets,
-    /// of up to `width` tokens each, for a range of each of `rules`; steps are compared by `parts`
-    /// vectors of `length` numbers. Of sets that find no room, the last tokens are left out.
+    /// Allocates index sets, one head range for each of `rules`. A range has room for `sets` steps
+    /// of a block, with a set of up to `width` tokens each, and `parts` vectors of `length` numbers
+    /// by which steps are compared. A larger set loses its last tokens.
     pub fn new(
         rules: &[SetRule],
         sets: usize,
@@ -103,7 +113,7 @@ impl IndexSets {
             own[table::WANTED] = count(rule.wanted.unwrap_or_default());
             own[table::THRESHOLD] = rule.threshold.to_bits() as i32;
         }
-        // Flat first: some devices pad the rows of what they are given as a matrix.
+        // The data is made flat: some devices pad the rows of a matrix.
         let values = Tensor::<1, Int>::from_data(values.as_slice(), (device, DType::I32));
         Self {
             table: values.reshape([ranges, row]),
@@ -115,11 +125,11 @@ impl IndexSets {
         }
     }
 
-    /// From what [`Self::tensors`] held: `vectors` of this shape, and a table, whose sets name
-    /// tokens below `tokens`, one a range.
+    /// Makes index sets from the saved contents of [`Self::tensors`]. `vectors` has the given
+    /// shape. `tokens` has one number for each range: its sets name tokens below it.
     ///
     /// # Errors
-    /// [`KernelError::Unsupported`] where they do not fit.
+    /// [`KernelError::Unsupported`] where the contents do not fit each other.
     pub fn from_saved(
         table: &[i32],
         vectors: &[f32],
@@ -162,7 +172,7 @@ impl IndexSets {
         })
     }
 
-    /// These sets with room for `width` tokens each, if that is more.
+    /// The same sets with room for `width` tokens each, if that is more.
     #[must_use]
     pub fn widened(self, width: usize) -> Self {
         if width <= self.width {
@@ -170,7 +180,7 @@ impl IndexSets {
         }
         let [ranges, _] = self.table.dims();
         let head = table::FIELDS + self.sets * table::SET_FIELDS;
-        // The sets' and the step's own.
+        // One list for each set, and one for the step's own choice.
         let lists = self.sets + 1;
         let tokens = self.table.clone().narrow(1, head, lists * self.width);
         let more = [ranges, lists, width - self.width];
@@ -181,10 +191,10 @@ impl IndexSets {
         Self { table, width, ..self }
     }
 
-    /// The ranges of several, one after another.
+    /// Joins the ranges of several index sets, in order.
     ///
     /// # Errors
-    /// [`KernelError::Shape`] for other numbers of sets or other vectors.
+    /// [`KernelError::Shape`] where the numbers of sets or the shapes of vectors differ.
     pub fn concat(parts: Vec<Self>) -> Result<Self, KernelError> {
         let width = parts.iter().map(|part| part.width).max().unwrap_or_default();
         let first = parts[0].vectors.dims();
@@ -208,7 +218,8 @@ impl IndexSets {
         })
     }
 
-    /// The table `[P, ..]`, 32-bit, and the vectors `[P, sets, parts, length]`, f32, to be saved.
+    /// The contents to save: the table `[P, ..]`, 32-bit, and the vectors `[P, sets, parts,
+    /// length]`, f32.
     pub fn tensors(&self) -> (&Tensor<2, Int>, &Tensor<4>) {
         (&self.table, &self.vectors)
     }
@@ -223,7 +234,7 @@ impl IndexSets {
         }
     }
 
-    /// A copy that kernels write for itself.
+    /// A copy in buffers of its own, which kernels change without changing these sets.
     #[must_use]
     pub fn copied(&self) -> Self {
         let (table, vectors) =
@@ -238,25 +249,26 @@ impl IndexSets {
         numbers.iter().sum::<usize>() * size_of::<f32>()
     }
 
-    /// Sets that a range remembers.
+    /// Sets that a range has room for.
     pub fn sets(&self) -> usize {
         self.sets
     }
 
-    /// The most tokens of a set.
+    /// The most tokens that a set has room for.
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// The most tokens that a step attends to, where there are more than a retrieval finds.
+    /// The most tokens that a step attends to: sinks, locals, and a set. (A range with fewer tokens
+    /// than a retrieval takes is read whole.)
     pub fn most(&self) -> usize {
         self.always + self.width.max(self.top)
     }
 
-    /// What the sets of every range have come to. Waits for the device.
+    /// Reads the counters and last sets of all ranges. Waits for the device.
     ///
     /// # Errors
-    /// [`KernelError::Unsupported`] for a table that does not hold integers.
+    /// [`KernelError::Unsupported`] where the table does not hold 32-bit integers.
     pub fn read(&self) -> Result<Vec<RangeSets>, KernelError> {
         let values = self.table.to_data().try_to_vec::<i32>();
         let values = values.map_err(|error| KernelError::Unsupported {
@@ -302,8 +314,8 @@ fn most(numbers: impl Iterator<Item = usize>) -> usize {
     numbers.max().unwrap_or_default()
 }
 
-/// How many of the `top` highest bring their neighbours along: a share, rounded down but for what
-/// is lost in it.
+/// How many of the `top` highest scores are dilated: `top * share`, rounded down after the f32
+/// error of the product is made up for.
 pub(crate) fn best_of(top: usize, share: f32) -> usize {
     ((top as f32 * share + table::ROUNDING) as usize).min(top)
 }

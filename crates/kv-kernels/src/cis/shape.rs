@@ -1,23 +1,23 @@
-//! A call's shape. It decides which kernel runs, and how many cubes.
+//! The shape of a call. The choice of the kernels and the number of cubes depend on it.
 
-/// What the choice of the kernels asks of a call.
+/// The numbers of a call by which kernels are chosen.
 #[derive(Debug, Clone, Copy)]
 #[cfg_attr(not(feature = "gpu"), allow(dead_code, reason = "a CPU has no choice"))]
 pub(crate) struct CisShape {
     pub(crate) head_dim: usize,
-    /// Ranges.
+    /// Head ranges, `P = B * Hkv`.
     pub(crate) total_kv_heads: usize,
-    /// Query heads of a range.
+    /// Query heads of a key-value head.
     pub(crate) group: usize,
-    /// Slots of a range, at most.
+    /// The most slots of a range.
     pub(crate) longest: usize,
-    /// Sets that a range remembers, and tokens of a set, at most.
+    /// Sets that a range has room for, and the most tokens of a set.
     pub(crate) sets: usize,
     pub(crate) width: usize,
     /// Whether steps share sets.
     pub(crate) shares: bool,
-    /// Whether all ranges are scored.
+    /// Whether all ranges are scored, for their log-sum-exps.
     pub(crate) measures: bool,
-    /// Slots that are attended to, at most, where the call attends.
+    /// The most slots that are attended to, where the call attends.
     pub(crate) attends: Option<usize>,
 }

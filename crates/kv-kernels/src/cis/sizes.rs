@@ -1,5 +1,5 @@
-//! A call's sizes on a device: how many cubes there are of a range, what kernels take of shared
-//! memory, and what there is room for.
+//! Sizes of a call on a device: how many cubes score a range, and how much shared memory kernels
+//! take.
 
 use super::bitmask::{BITMASKS, WORD};
 use super::radix_pivots::BINS;
@@ -7,20 +7,21 @@ use super::shape::CisShape;
 use crate::attention::decode::plan::{Kernel, for_choices, room, splits, tensor_core};
 use crate::backend::strategy::DeviceTraits;
 
-/// Slots that a cube scores, at most: one range that retrieves must not keep all others waiting.
+/// The most slots that a cube scores. Smaller parts let a range that retrieves finish with the
+/// others.
 pub(super) const PART: usize = 4_096;
-/// Slots below which a part is not worth a cube.
+/// The fewest slots of a part: below that a cube is not worthwhile.
 const SMALLEST_PART: usize = 128;
 /// Cubes on a processor, about.
 const CUBES_EACH: usize = 4;
 /// Units of a plane where matrix instructions attend.
 pub(super) const PLANE: usize = 32;
-/// Numbers of shared memory that attention takes beside its sums.
+/// The 32-bit numbers of shared memory that attention takes besides its sums.
 const BESIDE_ATTENTION: usize = 512;
-/// Slots of a range whose scores one cube chooses among in little time.
+/// The most slots of a range in which one cube selects in little time.
 const LONGEST_FUSED: usize = 8_192;
 
-/// The fewest slots for whose scores shared memory is taken.
+/// The fewest slots for whose sort keys shared memory is taken.
 const SMALLEST_STAGE: usize = 1_024;
 /// Units and planes of the widest cube.
 const MOST_UNITS: usize = 1_024;
@@ -33,13 +34,14 @@ pub(super) struct Sizes {
     pub(super) shape: CisShape,
 }
 
-/// How one launch chooses and attends.
+/// The plan of the launch that both chooses and attends.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FusedPlan {
-    /// 32-bit words of a vector of values, and planes of a cube.
+    /// 32-bit words of a vector of values; and planes of a cube.
     pub(super) words: usize,
     pub(super) planes: usize,
-    /// Numbers of shared memory for the attention, and slots for whose scores there is room.
+    /// The 32-bit numbers of shared memory for the attention; and the slots for whose sort keys
+    /// there is room.
     pub(super) room: usize,
     pub(super) staged: usize,
 }
@@ -50,12 +52,12 @@ impl Sizes {
         self.shape.longest.max(1)
     }
 
-    /// Whether scores are ordered as they are made.
+    /// Whether sort keys are made directly of logits.
     pub(super) fn direct(&self) -> bool {
         self.shape.group == 1 && !self.shape.measures
     }
 
-    /// Planes of a cube of so many units, at most.
+    /// The most planes of a cube of `units` units.
     pub(super) fn planes_of(&self, units: usize) -> usize {
         units.div_ceil(self.device.plane)
     }
@@ -65,12 +67,12 @@ impl Sizes {
         let (processors, total_kv_heads) = (self.device.processors, self.shape.total_kv_heads);
         let most = self.longest().div_ceil(SMALLEST_PART);
         let fill = (processors * CUBES_EACH / total_kv_heads.max(1)).clamp(1, most);
-        // Where ranges fill the device, parts are joined for nothing.
+        // Where ranges fill the device, more parts bring nothing.
         let fill = if 2 * total_kv_heads >= processors { 1 } else { fill };
         fill.max(self.longest().div_ceil(PART))
     }
 
-    /// Whether one launch is to choose and attend: where attention is one cube a range.
+    /// Whether one launch shall choose and attend: where attention takes one cube a range.
     pub(super) fn fuses(&self) -> bool {
         let Some(attended) = self.shape.attends else { return false };
         let kernel = tensor_core(self.shape.head_dim);
@@ -79,7 +81,8 @@ impl Sizes {
         parts == 1 && self.longest() <= LONGEST_FUSED && self.fused().is_some()
     }
 
-    /// How one launch chooses and attends, where it can.
+    /// The plan of one launch that chooses and attends; `None` where the device or the call does
+    /// not allow it.
     pub(super) fn fused(&self) -> Option<FusedPlan> {
         let CisShape { head_dim, total_kv_heads, shares, .. } = self.shape;
         let attended = self.shape.attends?;
@@ -88,15 +91,16 @@ impl Sizes {
         }
         let kernel = tensor_core(head_dim);
         let (_, kernel) = splits(self.device.processors, kernel, total_kv_heads, attended);
-        // Where all ranges are scored here, too, it is wider cubes that read more at a time.
+        // Where steps never share, this launch scores all ranges. Wider cubes then read more at a
+        // time.
         for_choices(&self.device, kernel, total_kv_heads, attended)
             .filter(|_| shares)
             .and_then(|plan| self.fits(plan.kernel, Some(plan.room), plan.most, attended))
             .or_else(|| self.fits(kernel, None, room(&self.device, kernel), attended))
     }
 
-    /// The plan of a kernel whose cubes take up to `most` numbers of shared memory: `room` for the
-    /// attention, or all that is left.
+    /// The plan of a kernel whose cubes take up to `most` 32-bit numbers of shared memory. The
+    /// attention takes `room` of them, or all that the choice leaves.
     fn fits(
         &self,
         kernel: Kernel,
@@ -118,41 +122,43 @@ impl Sizes {
         Some(FusedPlan { words, planes, room, staged })
     }
 
-    /// Units of the widest cube, in which every plane adds up what all have found.
+    /// Units of the widest cube. In it, every plane sums the results of all planes.
     pub(super) fn widest(&self) -> usize {
         let most = MOST_PLANES * self.device.plane;
         self.device.units.min(MOST_UNITS).min(most)
     }
 
-    /// Numbers that shared memory has room for.
+    /// The 32-bit numbers that fit in shared memory.
     pub(super) fn room(&self) -> usize {
         self.device.shared_memory / size_of::<u32>()
     }
 
-    /// Slots for whose scores shared memory has room, where a cube of `units` selects: one of few
-    /// sizes, as each is a kernel of its own; 0 where the longest range does not fit.
+    /// Slots for whose sort keys shared memory has room, where a cube of `units` units selects; 0
+    /// where the longest range does not fit. The number is rounded, since each size compiles a
+    /// kernel of its own.
     pub(super) fn staged(&self, units: usize) -> usize {
         let most = self.room().saturating_sub(self.beside(units)) * WORD / (WORD + BITMASKS);
         let power = self.longest().next_power_of_two().max(SMALLEST_STAGE);
-        // A little more than a power of two would take twice as much, and the place of a cube
-        // beside.
+        // Rounding a length just above a power of two to the next one would double the memory, and
+        // cost a second cube its place on the processor.
         let between = (power / 4 * 3).max(SMALLEST_STAGE);
         let rounded = if self.longest() <= between { between } else { power };
         if self.longest() <= most { rounded.min(most) } else { 0 }
     }
 
-    /// Numbers of shared memory that a selection by `units` units takes beside scores and bitmasks.
+    /// The 32-bit numbers of shared memory that a selection by `units` units takes besides sort
+    /// keys and bitmasks.
     pub(super) fn beside(&self, units: usize) -> usize {
         let planes = self.planes_of(units);
         let digits = 2 * BINS + 6 + 2 * planes;
         let sums = if self.direct() { 0 } else { planes * self.shape.group };
         let sets = 3 * self.shape.sets;
-        // Other sums over planes, and what compilers add.
+        // Other sums over planes, and a margin for compilers.
         digits + sums + sets + 7 * planes + 256
     }
 
-    /// Numbers of shared memory that a selection by `units` units takes, with room for the scores
-    /// of `staged` slots.
+    /// The 32-bit numbers of shared memory of a selection by `units` units, with room for the sort
+    /// keys of `staged` slots.
     pub(super) fn choice_room(&self, staged: usize, units: usize) -> usize {
         staged + BITMASKS * staged.div_ceil(WORD) + self.beside(units)
     }

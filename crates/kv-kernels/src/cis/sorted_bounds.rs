@@ -1,12 +1,14 @@
-//! Binary bounds without a search: how many tokens of an ascending list are before a step's window,
-//! and before its local slots.
+//! Counts the tokens of an ascending list that lie before a step's window, and before its local
+//! slots. Units compare many tokens at once, where a binary search would wait for one read after
+//! another.
 
 use cubecl::prelude::*;
 
 use super::bitmask::CHUNK;
 use super::blueprint::Blueprint;
 
-/// How many of `count` ascending tokens from `list` on are below `from`, and below `to`.
+/// How many of the `count` ascending tokens from `list` on are below `from`, and how many are below
+/// `to`.
 #[cube]
 pub(super) fn count_below(
     table: &[i32],
@@ -22,7 +24,7 @@ pub(super) fn count_below(
     let unit = UNIT_POS as usize;
     let chunk = comptime!(width.div_ceil(units));
     if comptime!(chunk <= CHUNK) {
-        // All are read before their number is known.
+        // All tokens are read before `count` is known.
         let mut tokens = Array::<i32>::new(chunk);
         #[unroll]
         for c in 0..chunk {
@@ -36,8 +38,8 @@ pub(super) fn count_below(
         }
         (before_window, known) = over_cube(before_window, known, blueprint);
     } else {
-        // Between a block's steps, few tokens become hidden, and of a set's few are locals: those
-        // at both ends tell, unless all of them are.
+        // Within a block, few tokens of a set become hidden, and few are locals. So the tokens at
+        // both ends of the list suffice, unless all of these are hidden or local.
         let ends = comptime!(units / 2);
         let (before_window_first, late_last) =
             ends_beyond(table, list, count, from, to, ends, blueprint);
@@ -58,8 +60,8 @@ pub(super) fn count_below(
     (before_window, known)
 }
 
-/// How many of the first `ends` tokens are below `from`, and how many of the last ones are not
-/// below `to`.
+/// How many of the first `ends` tokens are below `from`, and how many of the last `ends` tokens are
+/// `to` or more.
 #[cube]
 fn ends_beyond(
     table: &[i32],
@@ -83,14 +85,14 @@ fn ends_beyond(
     )
 }
 
-/// Sums over a cube.
+/// Sums two numbers over a cube.
 #[cube]
 fn over_cube(a: u32, b: u32, #[comptime] blueprint: Blueprint) -> (u32, u32) {
     let planes = comptime!(blueprint.planes());
     let mut parts = Shared::<[u32]>::new_slice(comptime!(2 * planes));
     let (a, b) = (plane_sum(a), plane_sum(b));
     let plane = (UNIT_POS / PLANE_DIM) as usize;
-    // All have read those of before.
+    // All units have read the previous sums.
     sync_cube();
     if UNIT_POS_PLANE == 0 {
         parts[plane] = a;

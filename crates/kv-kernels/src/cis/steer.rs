@@ -1,4 +1,5 @@
-//! Brings the sizes of sets to where a target share of attention is dropped.
+//! Steers the size of each range's sets so that steps drop a target share of attention: `k ← k ·
+//! exp(clamp(gain · (dropped / target − 1), −1, 1))`.
 
 #[cfg(feature = "gpu")]
 use burn::backend::TensorMetadata;
@@ -12,7 +13,7 @@ use super::table::*;
 #[cfg(feature = "gpu")]
 use crate::backend::client::grid;
 
-/// Changes the table in its own buffer.
+/// Changes the table in its own buffer, by the kernel.
 #[cfg(feature = "gpu")]
 pub(crate) fn steer(table: CubeTensor, dropped: CubeTensor, options: SteerOptions) -> CubeTensor {
     const UNITS: u32 = 64;
@@ -36,16 +37,16 @@ pub(crate) fn steer(table: CubeTensor, dropped: CubeTensor, options: SteerOption
     table
 }
 
-/// The next exact size, given what a step dropped.
+/// The next size before rounding, where a step has dropped the share `dropped`.
 pub(super) fn steered(exact: f32, dropped: f32, options: SteerOptions) -> f32 {
     let error = (dropped / options.target - 1.0) * options.gain;
     (exact * error.clamp(-MOST_CHANGE, MOST_CHANGE).exp()).clamp(1.0, options.most as f32)
 }
 
-/// The most that the logarithm of a size changes at once.
+/// The largest change of a size's logarithm in one step.
 const MOST_CHANGE: f32 = 1.0;
 
-/// The kernel's form in plain loops. `dropped` `[P, G]`, of which the mean counts.
+/// The op in plain loops. `dropped` `[P, G]` counts as a mean over each range's queries.
 pub(crate) fn reference(
     table: &mut [i32],
     dropped: &[f32],
@@ -56,7 +57,7 @@ pub(crate) fn reference(
     for (own, dropped) in table.chunks_exact_mut(row).zip(dropped.chunks_exact(group)) {
         let mean = dropped.iter().sum::<f32>() / group as f32;
         let held = f32::from_bits(own[EXACT_TOP] as u32);
-        // Sizes that were set since then count.
+        // `TOP` may have been set anew since: it counts then.
         let held = if held as i32 == own[TOP] { held } else { own[TOP] as f32 };
         let exact = steered(held, mean, options);
         own[EXACT_TOP] = exact.to_bits() as i32;
@@ -69,15 +70,15 @@ pub(crate) fn reference(
 #[cfg(feature = "gpu")]
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct SteeredSizes {
-    /// The share of attention that steps are to drop.
+    /// The share of attention that steps shall drop.
     target: f32,
-    /// By how much the logarithm of a size changes where twice the target is dropped.
+    /// The change of a size's logarithm for each unit of the relative error.
     gain: f32,
     /// The largest size.
     most: f32,
 }
 
-/// A unit a range.
+/// One unit steers a range.
 ///
 /// # Shapes
 /// `table` `[P, row]`, `dropped` `[P, G]`.

@@ -1,5 +1,6 @@
-//! One range's step by one cube: selects behind scores that other kernels have made, or that it
-//! makes itself.
+//! The whole step of one range in one cube: selection, the set's list and the end of the step. The
+//! cube scores the range itself, or reads scores that `score.rs` has written. It serves short
+//! ranges; `histogram_topk/` serves long ones.
 
 use cubecl::prelude::*;
 
@@ -18,7 +19,7 @@ use crate::attention::decode::slot_indexer::SetView;
 use crate::components::barrier::sync_memory;
 use crate::components::sentinels::NEW_SET;
 
-/// One cube a range.
+/// Runs the step of each range in one cube.
 #[cube(launch_unchecked)]
 pub(super) fn retrieve_kernel<F: Float, N: Size>(
     choosing: &mut Choosing<F, N>,
@@ -32,7 +33,7 @@ pub(super) fn retrieve_kernel<F: Float, N: Size>(
     step::<F, N>(choosing, kv_head, blueprint);
 }
 
-/// Runs a range's step in a cube; returns what it reads.
+/// Runs a range's step in a cube, and returns the view of the slots that it reads.
 #[cube]
 pub(crate) fn step<F: Float, N: Size>(
     choosing: &mut Choosing<F, N>,
@@ -105,7 +106,7 @@ pub(crate) fn step<F: Float, N: Size>(
     }
     let retrieves = decided == i32::new(NEW_SET as i64);
     if comptime!(blueprint.chains && blueprint.shares && !blueprint.scores) {
-        // All have read the range's fields, as they have where they compared.
+        // All units have read the range's fields. (Where vectors are compared, that has a barrier.)
         sync_cube();
     }
     store_shared_set::<F>(

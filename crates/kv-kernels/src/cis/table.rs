@@ -1,22 +1,22 @@
-//! How a range's index sets lie in their table, a row of 32-bit integers a range.
+//! The layout of index sets in their table, one row of 32-bit integers for each head range.
 //!
-//! Fields of the range, then fields of each entry, then the tokens of each set, ascending, and last
-//! those of the step's own choice.
+//! A row has the fields of the range, then the fields of each entry, then one list of tokens for
+//! each entry, ascending, and last the list of the step's own choice.
 //!
-//! A step of the block that is compared with later ones has an entry: the list that it read, and
-//! vectors. A step that retrieves makes the list of its entry's number; the entry of a step that
-//! shares names the list of another.
+//! An entry is a step of the block that later steps are compared with. It has a list and vectors. A
+//! step that retrieves writes the list that has the entry's number. The entry of a step that shares
+//! names the list of the entry that it shared.
 //!
-//! Fields 11 to 13 of a range, and fields 1 and 2 of an entry, hold nothing: rows have the layout
-//! of files that were saved when they held something.
+//! Fields 11 to 13 of a range and fields 1 and 2 of an entry are unused. They keep the layout of
+//! saved files, in which they had a use.
 
 #[cfg(doc)]
 use crate::components::sentinels::{ALL_SLOTS, NEW_SET, NO_BLOCK};
 
-// The fields that attention reads; the others are between them and behind.
+// Attention reads these fields too.
 pub(super) use crate::attention::decode::index_sets::{FIRST, FREED, LOCAL, READ, SINKS};
 
-/// The block of steps that the sets are of; [`NO_BLOCK`] before the first.
+/// The block of steps to which the sets belong; [`NO_BLOCK`] before the first step.
 pub(crate) const BLOCK: usize = 0;
 /// Entries of the block so far.
 pub(crate) const SETS: usize = 1;
@@ -25,43 +25,45 @@ pub(crate) const SETS: usize = 1;
 pub(crate) const STEPS: usize = 6;
 /// Steps that retrieved.
 pub(crate) const RETRIEVED: usize = 7;
-/// Tokens attended to so far: below `1 << TOKEN_BITS`, and multiples of that.
+/// Tokens attended to so far: the count modulo `1 << TOKEN_BITS`, and the count in multiples of it.
 pub(crate) const TOKENS: usize = 8;
 pub(crate) const TOKENS_HIGH: usize = 9;
-/// What the step does: the list that it shares, [`NEW_SET`] or [`ALL_SLOTS`].
+/// The decision of the last step: the number of the list that it shared, [`NEW_SET`] or
+/// [`ALL_SLOTS`].
 pub(crate) const DECIDED: usize = 10;
-/// What the range's steps retrieve, and when they share: [`crate::SetRule`], 0 for no wanted size.
+/// The parameters of the range's steps ([`crate::SetRule`]). `WANTED` is 0 where no size is wanted.
 ///
-/// Shares and thresholds are bits of f32 numbers. In a tensor of their own, every step of every
-/// range would wait for one more line of memory before it compares or chooses, and saved files
-/// would have another form.
+/// Shares and thresholds are stored as the bits of f32 numbers. In a tensor of their own, every
+/// step would wait for one more line of memory before it compares or chooses, and saved files would
+/// have another form.
 pub(crate) const TOP: usize = 14;
 pub(crate) const DILATED: usize = 15;
 pub(crate) const THRESHOLD: usize = 16;
 pub(crate) const WANTED: usize = 17;
 
 pub(crate) const LOCALS: usize = 19;
-/// Bits of an f32: what [`TOP`] is rounded from, where it is steered.
+/// Bits of an f32: the size before it is rounded to [`TOP`], where sizes are steered.
 pub(crate) const EXACT_TOP: usize = 20;
-/// First visible slot behind the sinks, counted from the range's first.
+/// The first visible slot after the sinks, counted from the range's first slot.
 pub(crate) const SEEN: usize = 21;
-/// Bits of an f32: the attention that the last measured step dropped, a mean over the group's
-/// queries.
+/// Bits of an f32: the share of attention that the last measured step dropped, a mean over the
+/// group's queries.
 pub(crate) const MEASURED: usize = 22;
 /// Fields of a range.
 pub(crate) const FIELDS: usize = 24;
 
 /// Tokens of a set.
 pub(crate) const COUNT: usize = 0;
-/// The list that the entry's step read: its own number where it retrieved.
+/// The list that the entry's step read: the entry's own number where the step retrieved.
 pub(crate) const LIST: usize = 3;
 /// Fields of an entry.
 pub(crate) const SET_FIELDS: usize = 4;
 
-/// What a share of a count is rounded down with: thirds in f32 are less than thirds.
+/// Added to a share of a count before it is rounded down: in f32 the product may be just below a
+/// whole number.
 pub(crate) const ROUNDING: f32 = 1e-3;
 
-/// Low bits of [`TOKENS`].
+/// Bits of [`TOKENS`].
 pub(crate) const TOKEN_BITS: u32 = 24;
 
 /// Integers of a row.
@@ -69,17 +71,17 @@ pub(crate) fn row(sets: usize, width: usize) -> usize {
     list(sets, width, sets) + width
 }
 
-/// Where a list begins in the row; behind those of all `sets` lies the step's own choice.
+/// Where list number `at` begins in a row. List number `sets` is the step's own choice.
 pub(crate) fn list(sets: usize, width: usize, at: usize) -> usize {
     FIELDS + sets * SET_FIELDS + at * width
 }
 
-/// The tokens that a list of a row of so many integers has room for.
+/// The tokens that a list has room for, in a row of `row` integers.
 pub(super) fn width(sets: usize, row: usize) -> usize {
     row.saturating_sub(FIELDS + sets * SET_FIELDS) / (sets + 1)
 }
 
-/// Whether a row's sets are of tokens below `tokens`, ascending.
+/// Whether the lists of a row hold ascending tokens below `tokens`.
 pub(super) fn is_sound(own: &[i32], sets: usize, width: usize, tokens: usize) -> bool {
     let within = |value: i32, most: usize| usize::try_from(value).is_ok_and(|value| value <= most);
     let sound = |set: usize| {

@@ -1,4 +1,5 @@
-//! Which slots a range's step sees, and what it loads of its row of the table.
+//! The slots that a range's step sees, and the fields that it loads from the range's row of the
+//! table.
 
 use cubecl::prelude::*;
 
@@ -6,22 +7,22 @@ use super::blueprint::Blueprint;
 use super::kernel_args::StepRanges;
 use super::table::*;
 
-/// The slots that a step of a range sees, counted from the range's first: the first `sinks`, and
-/// those from `start` on.
+/// The slots that a step of a range sees, counted from the range's first slot: the first `sinks`
+/// slots, and all slots from `start` on.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct VisibleRange {
     pub(super) length: usize,
     pub(super) sinks: usize,
-    /// First visible slot behind the sinks.
+    /// The first visible slot after the sinks.
     pub(super) start: usize,
-    /// First local slot.
+    /// The first local slot.
     pub(super) local: usize,
-    /// What a token's index is ahead of its slot.
+    /// By how much a token's index exceeds its slot.
     pub(super) freed: usize,
 }
 
-/// The slots that the token at position `newest` sees of a range of `length` slots, where the share
-/// `hidden_share` of the tokens before it is hidden, but for sinks.
+/// The slots that the token at position `newest` sees in a range of `length` slots. Of the tokens
+/// so far, the first `hidden_share` is hidden, except sinks.
 #[cube]
 pub(super) fn visible_range(
     length: i32,
@@ -40,25 +41,25 @@ pub(super) fn visible_range(
     VisibleRange { length, sinks, start, local, freed }
 }
 
-/// The first of `tokens` tokens that the last of them sees behind the sinks, counted from 0.
+/// The index of the first token after the sinks that the last of `tokens` tokens sees.
 #[cube]
 pub(super) fn window_start(hidden_share: u32, tokens: usize) -> usize {
     let start = hidden_share.mul_hi(tokens as u32);
     (start - min(start, 1u32)) as usize
 }
 
-/// What a range's step knows before its vectors are compared.
+/// The numbers of a range's step that are known before its vectors are compared.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct StepContext {
-    /// Its range.
+    /// The range.
     pub(super) kv_head: usize,
-    /// Where its row in the table begins.
+    /// Where the range's row begins in the table.
     pub(super) own: usize,
     pub(super) visible: VisibleRange,
-    /// Slots that are retrieved, before neighbours.
+    /// Tokens that a retrieval takes, without neighbours.
     pub(super) top: usize,
     pub(super) threshold: f32,
-    /// The block of steps that it belongs to, and the sets that this has by now.
+    /// The step's block, and the entries that the block has so far.
     pub(super) block: i32,
     pub(super) held: usize,
 }

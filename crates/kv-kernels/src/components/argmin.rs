@@ -1,11 +1,11 @@
-//! The minimum over a cube's units, and its index.
+//! The argmin over a cube's units.
 
 use cubecl::prelude::*;
 
 use super::sentinels::{NO_INDEX, NO_MINIMUM};
 
-/// The least of the units' numbers, and the index that belongs to it, the lowest among equals;
-/// [`NO_INDEX`] where no unit has any. All units get both.
+/// The least of the units' numbers and its index, the lowest index among equal numbers;
+/// [`NO_INDEX`] where no unit has a number. All units get both.
 #[cube]
 pub(crate) fn block_argmin(best: f32, best_index: i32, #[comptime] planes: usize) -> (f32, i32) {
     let mut values = Shared::<[f32]>::new_slice(planes);
@@ -17,7 +17,7 @@ pub(crate) fn block_argmin(best: f32, best_index: i32, #[comptime] planes: usize
         indices[(UNIT_POS / PLANE_DIM) as usize] = index;
     }
     sync_cube();
-    // Every plane finds the same.
+    // Every plane computes the same minimum.
     let mut least = f32::new(NO_MINIMUM);
     let mut least_index = i32::new(NO_INDEX as i64);
     let mut plane = UNIT_POS_PLANE;

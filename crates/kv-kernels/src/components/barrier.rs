@@ -1,9 +1,10 @@
-//! A barrier behind writes to memory.
+//! A barrier that also orders writes to global memory.
 
 use cubecl::prelude::*;
 
-/// All units of the cube see what any of them wrote to memory. A cube's barrier does that on some
-/// devices; on others, where it is to be `fenced`, it orders shared memory alone.
+/// Waits for all units of the cube, and makes their writes to global memory visible to each other.
+/// On some devices a cube's barrier does that; on others it orders shared memory alone, and
+/// `fenced` must be set.
 #[cube]
 pub(crate) fn sync_memory(#[comptime] fenced: bool) {
     if fenced {

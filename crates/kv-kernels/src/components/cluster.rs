@@ -1,14 +1,13 @@
-//! Cubes of a cluster: they wait for each other, and write into each other's shared memory. CubeCL
-//! compiles clusters for NVIDIA's Hopper and what came after, but knows no such writes, which are
-//! PTX here.
+//! Clusters of cubes: their barrier, and writes into each other's shared memory. CubeCL compiles
+//! clusters for NVIDIA's Hopper and later, but has no such writes, so they are PTX here.
 
-// What PTX writes looks unwritten to the compiler.
+// The compiler does not see that PTX writes variables.
 #![allow(unused_assignments)]
 
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-/// Cubes of a cluster, at most.
+/// The most cubes of a cluster.
 pub(crate) const LARGEST_CLUSTER: usize = 8;
 
 /// Whether a device has clusters.
@@ -16,7 +15,7 @@ pub(crate) fn has_clusters(client: &Client) -> bool {
     client.properties().features.cube_cluster
 }
 
-/// Arrives at the barrier of the cluster's cubes; what was sent before is seen by those that wait.
+/// Arrives at the barrier of the cluster's cubes. Cubes that wait see all that was sent before.
 #[cube]
 pub(crate) fn arrive_at_cluster() {
     gpu_asm!("barrier.cluster.arrive.release;");
@@ -28,14 +27,14 @@ pub(crate) fn wait_for_cluster() {
     gpu_asm!("barrier.cluster.wait.acquire;");
 }
 
-/// Writes a number into the cluster's cube `to`: the `at`-th from `base` on, as `base` lies in this
-/// cube.
+/// Writes a number into the shared memory of the cluster's cube `to`: element `at` of the array
+/// that begins at `base` in every cube.
 #[cube]
 pub(crate) fn send(number: f32, base: *const f32, at: usize, to: usize) {
     write_to_cube::<f32>(u32::reinterpret(number), base, at, to);
 }
 
-/// The same of an integer.
+/// [`send`] for an integer.
 #[cube]
 #[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
 pub(crate) fn send_word(word: u32, base: *const u32, at: usize, to: usize) {
@@ -44,7 +43,7 @@ pub(crate) fn send_word(word: u32, base: *const u32, at: usize, to: usize) {
 
 #[cube]
 fn write_to_cube<T: CubePrimitive>(bits: u32, base: *const T, at: usize, to: usize) {
-    // Operations make values of what may be variables.
+    // An operation turns a variable into a value, which `gpu_asm!` needs.
     let bytes = (at * 4) as u32;
     let to = to as u32 & comptime!(LARGEST_CLUSTER as u32 - 1);
     gpu_asm!(

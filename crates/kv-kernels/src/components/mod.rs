@@ -1,15 +1,15 @@
-//! Parts of kernels that several ops share.
+//! Parts of kernels that several ops share. What only one op uses stays in the op's folder.
 //!
-//! - [`sentinels`]: values that stand for something that is no number, one for each meaning.
-//! - [`softmax`]: weights of logits, and the merging of partial sums of them.
-//! - [`argmin`]: the minimum over a cube's units, and its index.
-//! - [`sort_key`]: integers that order as numbers do.
+//! - [`sentinels`]: numbers that stand for "none" or infinity, one for each meaning.
+//! - [`softmax`]: weights of logits, and helpers to merge partial softmax sums.
+//! - [`argmin`]: the least number of a cube's units, and its index.
+//! - [`sort_key`]: integers that have the order of f32 numbers.
 //! - [`top_k`]: the highest numbers of a row, found digit by digit (radix select).
-//! - [`pool`]: pools of slots, as kernels take them.
-//! - [`prefix_sum`]: sums over a cube's units before each unit.
-//! - [`barrier`]: a barrier behind writes to memory.
+//! - [`pool`]: pools of slots and head ranges as kernel arguments.
+//! - [`prefix_sum`]: exclusive prefix sums over a cube's units.
+//! - [`barrier`]: a barrier that also orders writes to global memory.
 //! - [`cluster`]: clusters of cubes (thread block clusters) and their distributed shared memory.
-//! - [`ptx`]: instructions of NVIDIA devices that CubeCL has no names for.
+//! - [`ptx`]: NVIDIA instructions that CubeCL does not offer.
 //! - [`tma`]: tensor maps, asynchronous tile copies and their barriers on NVIDIA's Hopper.
 
 #[cfg(feature = "gpu")]

@@ -1,4 +1,4 @@
-//! Pools of slots and the head ranges in them, as kernels take them.
+//! Pools of slots and their head ranges as kernel arguments.
 
 use cubecl::prelude::*;
 
@@ -22,7 +22,7 @@ pub(crate) struct HeadRanges {
     pub(crate) total_kv_heads: usize,
 }
 
-/// All that a pool keeps of its slots.
+/// The tensors of a pool: keys, values, positions and weights.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct PoolSlots<R: CubePrimitive> {
     /// `[S, D]`, in the kernel's vectors.

@@ -1,14 +1,15 @@
-//! Sums over a cube's units.
+//! Prefix sums over a cube's units.
 
 use cubecl::prelude::*;
 
-/// The sum over all units before this one, and over all. `parts` has room for every plane's.
+/// The sum over all units before this one, and the sum over all units. `parts` has room for one
+/// number a plane.
 #[cube]
 pub(crate) fn exclusive(value: u32, parts: &mut Shared<[u32]>) -> (u32, u32) {
     let own = plane_exclusive_sum(value);
     let plane = (UNIT_POS / PLANE_DIM) as usize;
     let all = plane_sum(value);
-    // Those who read the last sums are through.
+    // All units have read the previous sums.
     sync_cube();
     if UNIT_POS_PLANE == 0 {
         parts[plane] = all;

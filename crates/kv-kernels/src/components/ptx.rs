@@ -1,6 +1,6 @@
-//! Instructions of NVIDIA devices that CubeCL has no names for.
+//! NVIDIA instructions that CubeCL does not offer, as PTX.
 
-// What PTX writes looks unwritten to the compiler.
+// The compiler does not see that PTX writes variables.
 #![allow(unused_assignments)]
 
 use cubecl::prelude::*;
@@ -16,14 +16,14 @@ pub(crate) fn exp2(x: f32) -> f32 {
 /// `log2 x`, as fast as the device can.
 #[cube]
 pub(crate) fn log2(x: f32) -> f32 {
-    // An operation makes a value of what may be a variable.
+    // An operation turns a variable into a value, which `gpu_asm!` needs.
     let x = x + 0.0f32;
     let mut y = 0.0f32;
     gpu_asm!("lg2.approx.ftz.f32 {}, {};", out(_) y, in(_) x, options(pure, nomem));
     y
 }
 
-/// The lower halves of two words, or the upper ones, side by side.
+/// The lower 16 bits of two words side by side, or their upper 16 bits.
 #[cube]
 #[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
 pub(crate) fn halves_of(a: u32, b: u32, #[comptime] upper: bool) -> u32 {
@@ -37,7 +37,7 @@ pub(crate) fn halves_of(a: u32, b: u32, #[comptime] upper: bool) -> u32 {
     both
 }
 
-/// The least of a whole plane's numbers, of compute capability 8.0 on.
+/// The least number of a whole plane. Needs compute capability 8.0.
 #[cube]
 #[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
 pub(crate) fn least_of_plane(x: u32) -> u32 {
@@ -47,8 +47,8 @@ pub(crate) fn least_of_plane(x: u32) -> u32 {
     y
 }
 
-/// Reads a vector of two or four words that hardly anything reads again soon: it is the first to
-/// leave the second cache.
+/// Reads a vector of two or four words that are hardly read again soon: the line is marked to leave
+/// the L2 cache first.
 #[cube]
 pub(crate) fn read_fleeting<N: Size>(
     from: &[Vector<u32, N>],
@@ -66,7 +66,7 @@ pub(crate) fn read_fleeting<N: Size>(
     v
 }
 
-/// Where shared memory is, as its own instructions count bytes.
+/// The address of shared memory, as its own instructions count bytes.
 #[cube]
 pub(crate) fn shared_address<T: CubePrimitive>(base: *const T) -> u32 {
     let mut at = 0u32;
@@ -77,9 +77,9 @@ pub(crate) fn shared_address<T: CubePrimitive>(base: *const T) -> u32 {
     at
 }
 
-/// Reads a vector of two or four words of shared memory, `offset` bytes from `at`. The compiler
-/// takes it for what may write memory, so that it stays behind the barrier that what is read was
-/// written before.
+/// Reads a vector of two or four words of shared memory, `offset` bytes from `at`. The instruction
+/// is declared to write memory, so that the compiler keeps it after the barrier that follows the
+/// writes.
 #[cube]
 #[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
 pub(crate) fn read_shared<N: Size>(
@@ -94,7 +94,7 @@ pub(crate) fn read_shared<N: Size>(
     v
 }
 
-/// Two halves in a word.
+/// The type of a pair of 16-bit floats in a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Halves {
     F16,
@@ -102,7 +102,7 @@ pub(crate) enum Halves {
 }
 
 impl Halves {
-    /// PTX's name of them.
+    /// PTX's name of the type.
     fn name(self) -> &'static str {
         match self {
             Self::F16 => "f16x2",
@@ -110,7 +110,7 @@ impl Halves {
         }
     }
 
-    /// The bits of twice 1.
+    /// The bits of a pair of ones.
     pub(crate) fn ones(self) -> u32 {
         match self {
             Self::F16 => 0x3c00_3c00,
@@ -119,7 +119,7 @@ impl Halves {
     }
 }
 
-/// The smaller of two pairs of halves, each half by itself.
+/// The smaller halves of two words, each half compared by itself.
 #[cube]
 #[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
 pub(crate) fn smaller_halves(a: u32, b: u32, #[comptime] halves: Halves) -> u32 {
@@ -130,7 +130,7 @@ pub(crate) fn smaller_halves(a: u32, b: u32, #[comptime] halves: Halves) -> u32 
     least
 }
 
-/// The larger halves of two words.
+/// The larger halves of two words, each half compared by itself.
 #[cube]
 #[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
 pub(crate) fn larger_halves(a: u32, b: u32, #[comptime] halves: Halves) -> u32 {
@@ -141,14 +141,15 @@ pub(crate) fn larger_halves(a: u32, b: u32, #[comptime] halves: Halves) -> u32 {
     most
 }
 
-/// A pair of halves times another, where that is of 1 and -1: nothing is rounded.
+/// The product of two pairs of halves, one of which holds only 1 and −1, so that nothing is
+/// rounded.
 #[cube]
 #[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
 pub(crate) fn scaled_halves(a: u32, b: u32, #[comptime] halves: Halves) -> u32 {
     let (a, b) = (a | 0u32, b | 0u32);
     let mut product = 0u32;
     let name = comptime!(halves.name());
-    // Less 0, as products alone are of newer devices.
+    // A sum with −0: a product alone needs newer devices.
     gpu_asm!(
         "{{\n .reg .b32 none;\n mov.b32 none, 0x80008000;\n fma.rn.{name} {}, {}, {}, none;\n }}",
         out(_) product, in(_) a, in(_) b, options(pure, nomem)
@@ -156,9 +157,9 @@ pub(crate) fn scaled_halves(a: u32, b: u32, #[comptime] halves: Halves) -> u32 {
     product
 }
 
-/// Adds 1 to a number in memory, and returns what it was. All that the
-/// cube wrote before its last barrier is seen by those that arrive later, and so is what those
-/// before have written by this unit's cube behind its next barrier.
+/// Adds 1 to a counter in global memory, and returns its old value. Cubes that arrive later see all
+/// that this cube wrote before its last barrier. After its next barrier, this cube sees all that
+/// earlier cubes wrote.
 #[cube]
 pub(crate) fn arrive_at(counters: &[u32], at: usize) -> u32 {
     let address = counters[at..at + 1].as_ptr();
@@ -167,7 +168,7 @@ pub(crate) fn arrive_at(counters: &[u32], at: usize) -> u32 {
     before
 }
 
-/// Reads four numbers from `at` on, a multiple of four. They may be what other cubes have written.
+/// Reads four numbers from `at` on, a multiple of four. Other cubes may have written them.
 #[cube]
 pub(crate) fn read_four(from: &[f32], at: usize) -> Vector<f32, Const<4>> {
     let address = from[at..at + 1].as_ptr();
@@ -176,16 +177,16 @@ pub(crate) fn read_four(from: &[f32], at: usize) -> Vector<f32, Const<4>> {
     Vector::reinterpret(v)
 }
 
-/// Discards the 128 bytes from `at` on, a line of the L2 cache: nobody reads them again, and the
-/// device need not write them to memory. Of compute capability 8.0 on.
+/// Discards the 128 bytes from `at` on, a line of the L2 cache: nothing reads them again, so the
+/// device need not write them to memory. Needs compute capability 8.0.
 #[cube]
 pub(crate) fn discard(numbers: &[f32], at: usize) {
     let address = numbers[at..at + 1].as_ptr();
     gpu_asm!("discard.global.L2 [{}], 128;", in(_) address);
 }
 
-/// Raises a number of 64 bits in memory, of the words `at` (low) and behind it, to at least this
-/// one. `at` is even.
+/// Raises the 64-bit number in the words `at` (low) and `at + 1` (high) to at least the given one.
+/// `at` is even.
 #[cube]
 #[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
 pub(crate) fn raise(numbers: &[u32], at: usize, high: u32, low: u32) {
@@ -198,11 +199,12 @@ pub(crate) fn raise(numbers: &[u32], at: usize, high: u32, low: u32) {
     );
 }
 
-/// Takes such a number out of memory and leaves 0: its upper and its lower word.
+/// Takes the 64-bit number of [`raise`] out of memory and leaves 0. Returns the upper and the lower
+/// word.
 #[cube]
 pub(crate) fn take_raised(numbers: &[u32], at: usize) -> (u32, u32) {
     let address = numbers[at..at + 1].as_ptr();
-    // The compiler knows instructions of one result only: both words are one vector's.
+    // The compiler knows instructions of one result only, so both words are one vector.
     let mut both = Vector::<u32, Const<2>>::empty();
     gpu_asm!(
         "{{\n .reg .b64 taken;\n mov.b64 taken, 0;\n",

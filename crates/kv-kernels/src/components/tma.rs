@@ -1,25 +1,26 @@
-//! What kernels for NVIDIA's Hopper share: asynchronous copies into shared memory, barriers that
-//! count their bytes, and matrix products of four planes ("warpgroups") straight from there. CubeCL
-//! has no such products, so these kernels hold PTX; other devices take portable kernels.
+//! Hopper instructions that kernels share: asynchronous copies of tiles into shared memory,
+//! barriers that count their bytes, and matrix products of four planes (a warpgroup) that read
+//! shared memory. CubeCL has no such products, so these kernels contain PTX. Other devices take
+//! portable kernels.
 
-// What PTX writes looks unwritten to the compiler.
+// The compiler does not see that PTX writes variables.
 #![allow(unused_assignments)]
 
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// Columns of a tile in shared memory: 128 bytes, the width of the swizzle.
+/// Columns of a tile in shared memory: 128 bytes of 2-byte elements, the width of the swizzle.
 pub(crate) const TILE_COLUMNS: usize = 64;
 
-/// Whether copies move tiles of rows of so many elements of 2 bytes: pieces of 16 bytes, and a
-/// tile's width.
+/// Whether tiles of rows of `columns` 2-byte elements can be copied: in pieces of 16 bytes, and at
+/// least a tile wide.
 pub(crate) fn copies_rows_of(columns: usize) -> bool {
     columns.is_multiple_of(8) && columns >= TILE_COLUMNS
 }
 
-/// The tensor with rows of consecutive elements that begin at multiples of 16 bytes: as tensor maps
-/// take it.
+/// The tensor as tensor maps need it: its rows are consecutive elements and begin at multiples of
+/// 16 bytes. Any other tensor is copied.
 pub(crate) fn with_rows(tensor: CubeTensor) -> CubeTensor {
     let strides = tensor.meta.strides();
     let rank = strides.len();
@@ -30,11 +31,11 @@ pub(crate) fn with_rows(tensor: CubeTensor) -> CubeTensor {
     if strides[rank - 1] == 1 && ordered && aligned && begins {
         return tensor;
     }
-    // What begins elsewhere may be in order all the same.
+    // A contiguous tensor may begin at another address.
     if tensor.is_contiguous() { tensor.copy() } else { into_contiguous(tensor) }
 }
 
-/// A tensor map of tiles of `rows` times 64 columns of the last two dimensions, swizzled.
+/// A tensor map of swizzled tiles, `rows` by 64 columns, of the last two dimensions.
 pub(crate) fn tiles(tensor: CubeTensor, rows: usize) -> TensorMapArg<Tiled> {
     let elem = crate::backend::client::elem_type(tensor.dtype);
     let rank = tensor.meta.shape().num_dims();
@@ -45,13 +46,13 @@ pub(crate) fn tiles(tensor: CubeTensor, rows: usize) -> TensorMapArg<Tiled> {
     TensorMapArg::new(args, tensor.into_tensor_arg(), elem).with_swizzle(TensorMapSwizzle::B128)
 }
 
-/// Makes a barrier that `count` arrivals complete.
+/// Initialises a barrier that `count` arrivals complete.
 #[cube]
 pub(crate) fn init_barrier(barrier: u32, count: u32) {
     gpu_asm!("mbarrier.init.shared::cta.b64 [{}], {};", in(_) barrier, in(_) count);
 }
 
-/// Makes initialised barriers visible to the copy engine; a barrier of all who use them must
+/// Makes initialised barriers visible to the copy engine. A barrier of all units that use them must
 /// follow.
 #[cube]
 pub(crate) fn publish_barriers() {
@@ -59,10 +60,10 @@ pub(crate) fn publish_barriers() {
     gpu_asm!("fence.proxy.async.shared::cta;");
 }
 
-/// Waits for the completion of a barrier's phase of this parity.
+/// Waits until the barrier's phase of this parity is complete.
 #[cube]
 pub(crate) fn wait_barrier(barrier: u32, parity: u32) {
-    // An operation makes a value of what may be a variable.
+    // An operation turns a variable into a value, which `gpu_asm!` needs.
     let parity = parity & 1u32;
     gpu_asm!(
         "{{\n .reg .pred ready;\n",
@@ -78,7 +79,7 @@ pub(crate) fn arrive(barrier: u32) {
     gpu_asm!("mbarrier.arrive.shared::cta.b64 _, [{}];", in(_) barrier);
 }
 
-/// Arrives, and has the barrier wait for `bytes` of copies.
+/// Arrives at a barrier, which then also waits for `bytes` of copies.
 #[cube]
 pub(crate) fn arrive_expecting(barrier: u32, bytes: u32) {
     gpu_asm!(

@@ -1,28 +1,30 @@
-//! What kernels share that keep the highest numbers of a row, one cube a row, without sorting.
+//! Radix select: finds the highest numbers of a row without sorting, one cube a row. Top-k, top-p
+//! and similar kernels share it.
 //!
-//! Numbers stand in their order and, among equals, from the highest index to the lowest: no two
-//! stand together. The place from which on numbers come to some count, or some weight, is found
-//! digit by digit, in the numbers' bits and then in the indices'.
+//! Numbers are ordered by value, and equal numbers by index, where the lower index is higher. So no
+//! two numbers have one place in the order. [`threshold`] finds the place from which on the numbers
+//! reach a count or a weight. It finds the place digit by digit, first in the numbers' sort keys
+//! and then in their index keys.
 
 use cubecl::prelude::*;
 
 use super::sort_key::{INDEX_BITS, index_key, not_below, sort_key};
 
-/// Values of a digit of four bits, but for 0.
+/// Values of a digit of four bits, except 0.
 pub(crate) const STEPS: usize = 15;
 
-/// What fixes the generated code of a search.
+/// Comptime configuration of a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Search {
     /// Units of a cube.
     pub(crate) units: usize,
-    /// Planes of a cube, at most.
+    /// The most planes of a cube.
     pub(crate) planes: usize,
-    /// Whether numbers count by their weight, as logits, rather than one each.
+    /// Whether a number counts by its softmax weight, as a logit; otherwise it counts as 1.
     pub(crate) weighted: bool,
 }
 
-/// A logit's weight beside the highest one's, which is 1.
+/// The weight of a logit relative to the highest logit, whose weight is 1.
 #[cube]
 pub(crate) fn weight(logit: f32, max: f32, temperature: f32) -> f32 {
     let mut weight = 1.0f32;
@@ -35,19 +37,19 @@ pub(crate) fn weight(logit: f32, max: f32, temperature: f32) -> f32 {
 /// A row of numbers.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct RankedRow {
-    /// Its first vector.
+    /// The row's first vector.
     pub(crate) start: usize,
-    /// Its vectors.
+    /// Vectors of the row.
     pub(crate) columns: usize,
-    /// How many numbers count, from the first on.
+    /// Numbers that count, from the row's first number on.
     pub(crate) length: usize,
-    /// The highest of them, and what their distance from it is divided by, where they count by
+    /// The highest number that counts, and the temperature that divides the distance from it; for
     /// [`weight`].
     pub(crate) max: f32,
     pub(crate) temperature: f32,
 }
 
-/// A place in the order of numbers: a sort key, and the key of an index.
+/// A place in the order of numbers: a sort key and an index key.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) high: u32,
@@ -57,15 +59,15 @@ pub(crate) struct Place {
 /// Shared memory of a search.
 #[derive(CubeType)]
 pub(crate) struct Counts {
-    /// What each plane has counted, `[planes, STEPS]`.
+    /// The totals of each plane, `[planes, STEPS]`.
     parts: Shared<[f32]>,
-    /// What all planes have, `[STEPS]`.
+    /// The totals of the cube, `[STEPS]`.
     pub(crate) totals: Shared<[f32]>,
 }
 
 #[cube]
 impl Counts {
-    /// Room for the counts of so many planes, at most.
+    /// Shared memory for the totals of at most `planes` planes.
     pub(crate) fn room(#[comptime] planes: usize) -> Counts {
         Counts {
             parts: Shared::<[f32]>::new_slice(comptime!(STEPS * planes)),
@@ -74,8 +76,8 @@ impl Counts {
     }
 }
 
-/// The highest place from which on a row's numbers, but for those below the floor, come to
-/// `wanted`: in count, or in weight. `numbers` are in vectors.
+/// The highest place from which on the row's numbers reach `wanted`, in count or in weight. Numbers
+/// below `floor` do not count. `numbers` are in vectors.
 #[cube]
 pub(crate) fn threshold<N: Size>(
     numbers: &[Vector<f32, N>],
@@ -88,7 +90,7 @@ pub(crate) fn threshold<N: Size>(
     let mut own = Array::<f32>::new(STEPS);
     let mut high = 0u32;
     let mut low = 0u32;
-    // What lies above all places that the digits so far leave.
+    // The total of all numbers above the places that have the digits found so far.
     let mut above = 0.0f32;
     for digit in 0..comptime!(8 + INDEX_BITS / 4) {
         let of_high = digit < 8;
@@ -114,20 +116,20 @@ pub(crate) fn threshold<N: Size>(
     Place { high, low }
 }
 
-/// A digit that is searched.
+/// The digit of the place that is searched for.
 #[derive(CubeType, Clone, Copy)]
 struct Digit {
-    /// The place as far as it is known.
+    /// The digits of the place found so far.
     high: u32,
     low: u32,
-    /// Whether the digit is of the sort key rather than of the index key.
+    /// Whether the digit belongs to the sort key; otherwise it belongs to the index key.
     of_high: bool,
     /// The digit's lowest bit.
     shift: u32,
 }
 
-/// What this unit's numbers come to whose places have the digits so far, and at `shift` each of 15
-/// digits or more.
+/// Sums this unit's numbers that have the digits found so far: `own[i]` is the total of the numbers
+/// whose digit at `shift` is greater than `i`.
 #[cube]
 fn measure_digit<N: Size>(
     numbers: &[Vector<f32, N>],
@@ -151,7 +153,7 @@ fn measure_digit<N: Size>(
             let index = at * N::value() + lane;
             let own_high = sort_key(number);
             let own_low = index_key(index);
-            // Digits from the highest on, up to the one before.
+            // The digits above this one must equal those found so far.
             let mut key = own_low;
             let mut same = own_high == high && (own_low ^ low) >> shift < 16;
             if of_high {
@@ -174,7 +176,7 @@ fn measure_digit<N: Size>(
     }
 }
 
-/// What a row's numbers from a place on come to, in the first of the totals.
+/// Sums a row's numbers from a place on. The result is the first of the totals.
 #[cube]
 pub(crate) fn total_from<N: Size>(
     numbers: &[Vector<f32, N>],
@@ -209,7 +211,7 @@ pub(crate) fn total_from<N: Size>(
     add_up(&own, counts, search);
 }
 
-/// Sums 15 numbers over the cube.
+/// Sums each of the 15 totals over the cube.
 #[cube]
 fn add_up(own: &Array<f32>, counts: &mut Counts, #[comptime] search: Search) {
     let plane = (UNIT_POS / PLANE_DIM) as usize;

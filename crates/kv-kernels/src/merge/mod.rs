@@ -1,7 +1,8 @@
-//! Slots merged into others, instead of dropped.
+//! Ops that merge slots into others, where an eviction would drop them.
 //!
-//! - [`merge_slots`]: groups of slots become one slot each, of the same attention (KeepKV).
-//! - [`merge_nearest`]: one slot of every head merged into the one whose key is most alike.
+//! - [`merge_slots`]: groups of slots become one slot each, which gets the group's attention
+//!   (KeepKV).
+//! - [`merge_nearest`]: one slot of every head is merged into the slot whose key is most alike.
 //! - [`nearest_slots`]: for every slot of a list, the most similar slot of another list.
 
 pub(crate) mod merge_nearest;

@@ -1,4 +1,4 @@
-//! Rows of scored candidates, and the budgets that say how many of them are chosen.
+//! Rows of scored candidates, and the numbers of candidates to choose from each row.
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, ExtensionType};
@@ -6,18 +6,18 @@ use burn::tensor::{Int, Tensor};
 #[cfg(feature = "gpu")]
 use cubecl::prelude::*;
 
-/// Numbers of a row of budgets: tokens to choose, sinks, recents.
+/// Numbers of a row of budgets: tokens to choose, sinks, and recents.
 pub(crate) const BUDGETS: usize = 3;
 
-/// Scores of every row's candidates, and how many of these are wanted, as [`crate::top_slots`]
-/// takes them.
+/// The scores of every row's candidates, and how many candidates are wanted: arguments of
+/// [`crate::top_slots`].
 #[derive(Debug, Clone)]
 pub struct ScoredRows {
-    /// `[R, T]`, f32; what is behind a row's candidates means nothing.
+    /// Scores, `[R, T]`, f32. Columns after a row's candidates hold garbage.
     pub scores: Tensor<2>,
-    /// Candidates, from the first column on, `[R]`, 32-bit.
+    /// Candidates of each row, from the first column on, `[R]`, 32-bit.
     pub candidates: Tensor<1, Int>,
-    /// How many are to be chosen, `[R]`, 32-bit.
+    /// How many candidates of each row are wanted, `[R]`, 32-bit.
     pub wanted: Tensor<1, Int>,
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct ScoredRowBuffers {
 
 #[cfg(feature = "gpu")]
 impl ScoredRowTensors<burn_cubecl::CubeBackend> {
-    /// Room for `rows` of `columns` scores on the device of `of`.
+    /// Buffers for `rows` rows of `columns` scores, on the device of `of`.
     pub(crate) fn empty(of: &burn_cubecl::tensor::CubeTensor, [rows, columns]: [usize; 2]) -> Self {
         use burn::backend::{DType, Shape};
 
@@ -72,7 +72,7 @@ impl ScoredRowTensors<burn_cubecl::CubeBackend> {
         }
     }
 
-    /// As a kernel takes them.
+    /// The buffers as a kernel's argument.
     pub(crate) fn launched(&self, [rows, columns]: [usize; 2]) -> ScoredRowBuffersLaunch {
         ScoredRowBuffersLaunch::new(
             self.scores.clone().into_buffer_arg(),
@@ -86,7 +86,7 @@ impl ScoredRowTensors<burn_cubecl::CubeBackend> {
 
 #[cfg(feature = "flex")]
 impl ScoredRowTensors<burn::backend::Flex> {
-    /// From scores in rows of `columns`, and two numbers a row.
+    /// Makes the tensors of scores in rows of `columns`, and of two numbers a row.
     pub(crate) fn new(
         (scores, candidates, wanted): (Vec<f32>, Vec<i32>, Vec<i32>),
         columns: usize,

@@ -1,9 +1,9 @@
-//! Slots of a cache: the pool that holds them, and what writes and moves them.
+//! Slots of a cache: the pool that holds them, and the ops that write and move them.
 //!
 //! - [`pool`]: the tensors of a pool, and the ranges of slots that belong to each head.
-//! - [`move_slots`]: slots copied into another pool, compacted within their own, and dropped.
-//! - [`scatter_rows`]: rows, numbers and integers written into given slots, in place.
-//! - [`add_probabilities`]: attention probabilities added to a number of each slot.
+//! - [`move_slots`]: slots copied into another pool, compacted within one pool, or dropped.
+//! - [`scatter_rows`]: rows, numbers and integers written into given slots.
+//! - [`add_probabilities`]: attention probabilities added to a running sum of each slot.
 //! - [`average_scores`]: running averages of the scores that queries give slots.
 //! - [`norms`]: norms of values, and their logarithms.
 

@@ -1,10 +1,10 @@
-//! Norms of rows.
+//! L1 norms of value rows, and their logarithms.
 
 use burn::tensor::{DType, Tensor};
 
 use crate::LOWEST_NORM;
 
-/// Rows whose norms are taken at a time: whole pools are too large for copies in f32.
+/// Rows whose norms are computed at a time: an f32 copy of a whole pool would be too large.
 const ROWS: usize = 1 << 19;
 
 /// `‖v‖₁` of every row of `values` `[N, D]`, `[N]`, f32.
@@ -26,6 +26,6 @@ pub fn log_norms(values: Tensor<2>) -> Tensor<1> {
 /// `ln ‖v‖₁` of a value.
 pub(crate) fn log_norm(value: &[f32]) -> f32 {
     let norm: f32 = value.iter().map(|x| x.abs()).sum();
-    // NaN is no zero, and goes on.
+    // NaN is not 0: it stays NaN.
     if norm == 0.0 { LOWEST_NORM } else { norm.ln() }
 }

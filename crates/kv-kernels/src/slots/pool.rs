@@ -11,22 +11,22 @@ use crate::{KernelError, Reading};
 #[cfg(feature = "gpu")]
 use cubecl::prelude::CubePrimitive;
 
-/// Which slots of a pool belong to each (sequence, key-value head): device tensors, so that a
-/// decode step can run (and be captured as a graph) without the host.
+/// The slots of a pool that belong to each (sequence, key-value head). The numbers are on the
+/// device, so that a decode step can run, and be captured as a graph, without the host.
 #[derive(Debug, Clone)]
 pub struct SlotRanges {
-    /// First slot, `[B, Hkv]`, 32-bit integers.
+    /// The first slot of each range, `[B, Hkv]`, 32-bit integers.
     pub offsets: Tensor<2, Int>,
-    /// Live slots from there on, `[B, Hkv]`, 32-bit integers.
+    /// Live slots of each range, `[B, Hkv]`, 32-bit integers.
     pub lengths: Tensor<2, Int>,
 }
 
 impl SlotRanges {
-    /// Checks that all ranges lie within a pool of `slots`, for those who make ranges of their own.
-    /// Waits for the device, which ops do not: they take ranges at their word.
+    /// Checks that all ranges lie within a pool of `slots` slots, for callers who make their own
+    /// ranges. This waits for the device. Ops do not check ranges.
     ///
     /// # Errors
-    /// [`KernelError::OutOfRange`] for the first slot that is not there, and for a negative length;
+    /// [`KernelError::OutOfRange`] for the first slot outside the pool, and for a negative length;
     /// [`KernelError::Shape`] and [`KernelError::Dtype`].
     pub fn validate(&self, slots: usize) -> Result<(), KernelError> {
         const OP: &str = "slot_ranges";
@@ -47,7 +47,7 @@ impl SlotRanges {
 }
 
 impl Check {
-    /// Slot ranges of `[batch, kv_heads]`, 32-bit.
+    /// Checks the shapes and dtypes of ranges `[batch, kv_heads]`, 32-bit.
     pub(crate) fn ranges(
         &self,
         ranges: &SlotRanges,
@@ -61,7 +61,7 @@ impl Check {
     }
 }
 
-/// Refuses an index that is not one of `count`.
+/// Refuses an index outside `0..count`.
 pub(crate) fn within(
     op: &'static str,
     argument: &'static str,
@@ -74,11 +74,11 @@ pub(crate) fn within(
     Err(KernelError::OutOfRange { op, argument, expected: count, actual: index })
 }
 
-/// A cache's tensors, to be written in place.
+/// The tensors of a cache, to be written in place.
 ///
-/// On a CubeCL device every clone of them sees what is written; on the CPU shared ones are copied
-/// first, so hold the only references. Tensors with gaps between rows (some devices pad them, and
-/// views have them) are replaced by copies without.
+/// On a CubeCL device every clone of a tensor sees the writes. On the CPU a shared tensor is copied
+/// first, so the pool should hold the only references. Tensors with gaps between rows (padding of
+/// some devices, or views) are replaced by copies without gaps.
 #[derive(Debug)]
 pub struct SlotPool<'a> {
     /// `[S, D]`
@@ -87,11 +87,11 @@ pub struct SlotPool<'a> {
     pub values: &'a mut Tensor<2>,
     /// Logical positions, `[S]`, 32-bit.
     pub positions: &'a mut Tensor<1, Int>,
-    /// Log-weights, `[S]`, f32; new tokens weigh 1.
+    /// Logarithms of weights, `[S]`, f32; new tokens have weight 1.
     pub log_weights: Option<&'a mut Tensor<1>>,
 }
 
-/// A pool of slots, to be read.
+/// The tensors of a pool of slots, to be read.
 #[derive(Debug, Clone, Copy)]
 pub struct SlotSource<'a> {
     /// `[S, D]`
@@ -100,7 +100,7 @@ pub struct SlotSource<'a> {
     pub values: &'a Tensor<2>,
     /// Logical positions, `[S]`, 32-bit.
     pub positions: &'a Tensor<1, Int>,
-    /// Log-weights, `[S]`, f32; without, all weights are 1.
+    /// Logarithms of weights, `[S]`, f32; `None` means that all weights are 1.
     pub log_weights: Option<&'a Tensor<1>>,
 }
 
@@ -118,7 +118,7 @@ impl SlotPool<'_> {
         self.source().check(check, head_dim)
     }
 
-    /// The tensors, until [`Self::put_back`].
+    /// Takes the tensors, until [`Self::put_back`].
     pub(crate) fn take(&mut self, check: &Check) -> SlotPools<Dispatch> {
         let device = self.keys.device();
         let weighted = self.log_weights.is_some();
@@ -174,7 +174,7 @@ impl SlotSource<'_> {
     }
 }
 
-/// A cache's tensors, written in place.
+/// The tensors of a cache, to be written in place, as backends take them.
 #[derive(ExtensionType)]
 pub(crate) struct SlotPools<B: Backend> {
     /// `[S, D]`
@@ -183,15 +183,15 @@ pub(crate) struct SlotPools<B: Backend> {
     pub(crate) values: FloatTensor<B>,
     /// `[S]`
     pub(crate) positions: IntTensor<B>,
-    /// `[S]` where `weighted`.
+    /// `[S]` where `weighted`, else any tensor.
     pub(crate) log_weights: FloatTensor<B>,
-    /// Whether there are weights.
+    /// Whether slots have weights.
     pub(crate) weighted: bool,
 }
 
 #[cfg(feature = "gpu")]
 impl SlotPools<burn_cubecl::CubeBackend> {
-    /// The tensors without gaps between rows: themselves, or copies that are to take their place.
+    /// The tensors without gaps between rows: unchanged, or copies that replace them.
     pub(crate) fn packed(self) -> Self {
         use burn_cubecl::kernel::into_contiguous;
 
@@ -203,7 +203,7 @@ impl SlotPools<burn_cubecl::CubeBackend> {
             weighted: self.weighted,
         }
     }
-    /// As kernels take them.
+    /// The tensors as a kernel's argument.
     pub(crate) fn launched<R: CubePrimitive>(&self) -> PoolSlotsLaunch<R> {
         PoolSlotsLaunch::new(
             self.keys.clone().into_buffer_arg(),

@@ -12,7 +12,7 @@ pub(super) struct Rope {
     pub(super) max_positions: usize,
 }
 
-/// What a configuration of `max_positions` (`max_position_embeddings`) says of it.
+/// Reads the rotary embedding of a configuration of `max_positions` (`max_position_embeddings`).
 ///
 /// Transformers 4 writes `rope_theta` and `rope_scaling: {type | rope_type, ...}`; transformers 5
 /// writes all of it into `rope_parameters`.
@@ -53,7 +53,7 @@ fn reach(rope: &Settings, factor: f64, original: usize) -> Result<usize> {
 }
 
 fn scaling(settings: &Settings, rope: &Settings, max_positions: usize) -> Result<RopeScaling> {
-    // Inside `rope_parameters` or beside it, a partial rotation is a partial rotation.
+    // A partial rotation may stand inside `rope_parameters` or beside it.
     whole_rotation(rope)?;
     let key = if rope.has("rope_type") { "rope_type" } else { "type" };
     let kind: String = rope.get(key, "a string")?.unwrap_or_else(|| "default".into());
@@ -62,7 +62,7 @@ fn scaling(settings: &Settings, rope: &Settings, max_positions: usize) -> Result
         "linear" => (RopeScaling::Linear { factor: required_factor(rope)? }, &["factor"]),
         "llama3" => (llama3(rope)?, &["factor", "low_freq_factor", "high_freq_factor"]),
         "yarn" => {
-            // A first context beside the object goes before one within.
+            // A first context beside the object takes precedence over one inside it.
             let of = |settings: &Settings| settings.size("original_max_position_embeddings");
             let original = of(settings)?.or(of(rope)?).unwrap_or(max_positions);
             (yarn(rope, max_positions, original)?, &YARN)

@@ -13,7 +13,7 @@ const MAX_WINDOW_LAYERS: usize = 28;
 const FULL: &str = "full_attention";
 const SLIDING: &str = "sliding_attention";
 
-/// The window of those layers that have one, in tokens; `None` if all attend to all tokens.
+/// The window of the layers that have one, in tokens; `None` if all attend to all tokens.
 pub(super) fn sliding_window(
     settings: &Settings,
     architecture: Architecture,
@@ -35,7 +35,7 @@ pub(super) fn sliding_window(
             }
             None
         }
-        // All layers have it, whatever `layer_types` says.
+        // All layers have the window, whatever `layer_types` says.
         Architecture::Mistral => size()?,
         Architecture::Ministral => size()?.filter(|_| slides.unwrap_or(true)),
         Architecture::Qwen2 | Architecture::Qwen3 => {

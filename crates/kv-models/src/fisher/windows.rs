@@ -13,7 +13,8 @@ impl TextWindows {
     /// does, with what its tokenizer puts before a text, which counts.
     ///
     /// # Errors
-    /// [`FisherError::InvalidWindows`], [`FisherError::TextTooShort`]; those of [`Model::encode`].
+    /// [`FisherError::InvalidWindows`], [`FisherError::TextTooShort`]; the errors of
+    /// [`Model::encode`].
     pub fn new(model: &Model, text: &str, window: usize, samples: usize) -> Result<Self> {
         let start = model.encode("")?;
         // A token to predict, and one before it.

@@ -8,8 +8,8 @@ use kv_policies::FrozenTokens;
 
 use crate::{ModelError, Result};
 
-/// The tokens of `B` sequences of `T` tokens each: frozen ones in the midst, and those that a layer
-/// computes before and behind them.
+/// The tokens of `B` sequences of `T` tokens each: frozen tokens in the middle, and the tokens
+/// before and behind them, which a layer computes.
 #[derive(Debug, Clone)]
 pub(super) struct ActiveTokens {
     batch: usize,
@@ -37,7 +37,7 @@ impl ActiveTokens {
         Ok(Self { batch, tokens, frozen })
     }
 
-    /// Whether it is all of them.
+    /// Whether all tokens are computed.
     fn is_all(&self) -> bool {
         self.frozen.is_empty()
     }
@@ -47,12 +47,12 @@ impl ActiveTokens {
         self.tokens - self.frozen.len()
     }
 
-    /// The last ones, without a frozen one among them.
+    /// The number of tokens behind the frozen ones.
     pub(super) fn last(&self) -> usize {
         self.tokens - self.frozen.end
     }
 
-    /// Their rows of `[B * T, W]`, `[B * C, W]`.
+    /// The computed tokens' rows `[B * C, W]` of `[B * T, W]`.
     pub(super) fn rows(&self, all: &Tensor<2>) -> Tensor<2> {
         if self.is_all() {
             return all.clone();
@@ -75,7 +75,7 @@ impl ActiveTokens {
         frozen.reshape([self.batch * self.frozen.len(), width])
     }
 
-    /// Their positions, of `[B, T]`.
+    /// The computed tokens' positions, of `[B, T]`.
     pub(super) fn positions(&self, all: &Tensor<2, Int>) -> Tensor<2, Int> {
         if self.is_all() {
             return all.clone();
@@ -108,7 +108,7 @@ impl ActiveTokens {
         Ok(previous_layer.each_ref().map(frozen))
     }
 
-    /// Heads of all tokens `[B, H, T, D]` from those that are computed and those that are not.
+    /// Heads of all tokens `[B, H, T, D]`, from the heads of computed and of frozen tokens.
     pub(super) fn with_frozen_heads(&self, computed: Tensor<4>, frozen: Tensor<4>) -> Tensor<4> {
         self.with_frozen(computed, frozen, 2)
     }

@@ -16,8 +16,8 @@ impl Llama {
     ///
     /// # Errors
     /// [`ModelError::TokenOutOfRange`], [`ModelError::PromptTooLong`] past the model's positions,
-    /// [`ModelError::UnequalPrompts`] for another number of tokens than sequences, and those of the
-    /// policy.
+    /// [`ModelError::UnequalPrompts`] for another number of tokens than sequences, and the errors
+    /// of the policy.
     pub fn decode(
         &self,
         tokens: &[u32],
@@ -34,7 +34,7 @@ impl Llama {
     }
 
     /// One decode step of tokens `[B]` at positions `[B]`, both on the device, without the host's
-    /// part: what can be captured.
+    /// part. It can be recorded.
     pub(crate) fn decode_at(
         &self,
         tokens: Tensor<1, Int>,
@@ -77,7 +77,7 @@ impl Llama {
     /// slots.
     ///
     /// # Errors
-    /// As [`Self::decode`].
+    /// The errors of [`Self::decode`].
     pub fn extend(&self, tokens: &[&[u32]], cache: &mut KvCache) -> Result<Tensor<3>> {
         let batch = tokens.len();
         let added = tokens.first().map_or(0, |tokens| tokens.len());

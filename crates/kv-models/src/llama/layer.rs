@@ -32,7 +32,7 @@ impl RmsNorm {
         Ok(rms_norm(x, self.weight.val(), self.epsilon as f32)?)
     }
 
-    /// For the product that it goes before.
+    /// The norm, as the product behind it takes it.
     pub(crate) fn of_rows(&self) -> RowNorm {
         RowNorm { weight: self.weight.val(), epsilon: self.epsilon as f32 }
     }
@@ -70,7 +70,7 @@ impl Layer {
         Ok(self.qkv.rows_of_normed(hidden, self.attention_norm.of_rows(), rows)?)
     }
 
-    /// What a row of the projection holds.
+    /// The layout of a row of the projection.
     pub(crate) fn heads(&self, config: &ModelConfig, rope: &RotaryTable) -> HeadLayout {
         let norms = self.query_norm.as_ref().zip(self.key_norm.as_ref());
         HeadLayout {

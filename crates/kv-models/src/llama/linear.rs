@@ -4,7 +4,8 @@ use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor};
 use kv_kernels::{KernelError, LinearOptions, RowNorm, linear};
 
-/// The matrix without gaps: CUDA pads the rows of some, which every step would have to undo.
+/// The matrix without padding: CUDA pads the rows of some matrices, which every step would have to
+/// undo.
 pub(super) fn packed(matrix: Tensor<2>) -> Tensor<2> {
     let shape = matrix.dims();
     matrix.reshape([shape[0] * shape[1]]).reshape(shape)
@@ -31,10 +32,10 @@ impl Linear {
         linear(x, self.weight.val(), self.options())
     }
 
-    /// The same of normalised rows.
+    /// [`Self::forward`] of normalised rows.
     ///
     /// # Errors
-    /// As [`Self::forward`].
+    /// The errors of [`Self::forward`].
     pub(crate) fn forward_rmsnorm(
         &self,
         x: Tensor<2>,
@@ -43,10 +44,10 @@ impl Linear {
         linear(x, self.weight.val(), LinearOptions { norm: Some(norm), ..self.options() })
     }
 
-    /// The same for some of the weights' rows alone, `[N, rows]`.
+    /// [`Self::forward_rmsnorm`] for some rows of the weights only, `[N, rows]`.
     ///
     /// # Errors
-    /// As [`Self::forward`].
+    /// The errors of [`Self::forward`].
     pub(crate) fn rows_of_normed(
         &self,
         x: Tensor<2>,
@@ -58,10 +59,11 @@ impl Linear {
         linear(x, weight, LinearOptions { norm: Some(norm), bias, ..Default::default() })
     }
 
-    /// The same with `silu` of the first half of the outputs times the second, `[N, out / 2]`.
+    /// [`Self::forward_rmsnorm`], then `silu` of the outputs' first half times their second half,
+    /// `[N, out / 2]`.
     ///
     /// # Errors
-    /// As [`Self::forward`].
+    /// The errors of [`Self::forward`].
     pub(crate) fn gated_of_normed(
         &self,
         x: Tensor<2>,
@@ -74,7 +76,7 @@ impl Linear {
     /// [`Self::forward`], added to `residual` `[N, out]`.
     ///
     /// # Errors
-    /// As [`Self::forward`].
+    /// The errors of [`Self::forward`].
     pub(crate) fn forward_residual(
         &self,
         x: Tensor<2>,
@@ -83,7 +85,7 @@ impl Linear {
         linear(x, self.weight.val(), LinearOptions { residual: Some(residual), ..self.options() })
     }
 
-    /// Some of its rows and their biases in f32, for plain tensor operations: `[rows, in]`,
+    /// Some rows of the weights and their biases in f32, for plain tensor operations: `[rows, in]`,
     /// `[rows]`.
     pub(super) fn rows(&self, rows: Range<usize>) -> (Tensor<2>, Option<Tensor<1>>) {
         let weight = self.weight.val().slice_dim(0, rows.clone()).cast(DType::F32);
@@ -91,7 +93,7 @@ impl Linear {
         (weight, bias)
     }
 
-    /// `out`
+    /// The outputs of a row, `out`.
     pub(super) fn width(&self) -> usize {
         self.weight.dims()[0]
     }

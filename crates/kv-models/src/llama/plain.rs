@@ -40,7 +40,8 @@ impl<'a> Plain<'a> {
         [queries, queries + keys].map(|start| layer.qkv.rows(start..start + keys).0)
     }
 
-    /// A layer with given key and value weights; hidden states `[T, hidden]` to the same.
+    /// A layer with given key and value weights; from hidden states `[T, hidden]` to hidden states
+    /// `[T, hidden]`.
     pub(super) fn layer(
         &self,
         layer: &Layer,

@@ -18,8 +18,8 @@ use crate::{ModelError, Result};
 pub struct PrefillPass<'a> {
     /// What the observers need.
     pub needs: Needs,
-    /// The policy that has the pass for itself, whose windows and frozen tokens count; `None` for a
-    /// prompt that is computed as the model does it.
+    /// The one policy of the pass, whose windows and frozen tokens change it; `None` for the
+    /// model's own computation.
     pub by: Option<&'a dyn Policy>,
     /// One seed a sequence.
     pub seeds: &'a [u64],
@@ -31,7 +31,7 @@ pub struct PrefillPass<'a> {
 }
 
 impl PrefillPass<'_> {
-    /// What the policy freezes in a layer of `tokens` tokens, if anything.
+    /// The tokens that the policy freezes in a layer of `tokens` tokens.
     fn frozen(&self, layer: LayerContext, tokens: usize) -> Option<FrozenTokens> {
         let policy = self.by.filter(|_| layer.index < layer.count)?;
         policy.frozen_tokens(layer, tokens).filter(|frozen| !frozen.tokens.is_empty())
@@ -56,8 +56,7 @@ const CHUNK: usize = 4096;
 /// The results of a prefill pass, beside the ones that its observers kept.
 #[derive(Debug, Clone)]
 pub struct Prefilled {
-    /// Hidden states after the final norm, `[B, T', hidden]`: of all tokens, or those that were not
-    /// pruned.
+    /// Hidden states after the final norm, `[B, T', hidden]`: of all tokens that were not pruned.
     pub hidden: Tensor<3>,
     /// Hidden states of the last token: the embedding, each layer's output, the last one after the
     /// final norm; each `[B, hidden]`. Empty unless asked for.
@@ -90,7 +89,7 @@ struct PrefillState<'a> {
     batch: usize,
     /// Tokens of a prompt.
     tokens: usize,
-    /// Those that were not pruned.
+    /// Tokens of a prompt that were not pruned.
     left: usize,
     /// `[B * left, hidden]`
     hidden: Tensor<2>,
@@ -114,7 +113,7 @@ impl Llama {
     /// [`ModelError::EmptyPrompt`], [`ModelError::PromptTooLong`], [`ModelError::TokenOutOfRange`],
     /// [`ModelError::UnequalPrompts`], [`ModelError::InvalidFrozen`] and
     /// [`ModelError::FrozenQueries`] for frozen tokens that the policy cannot have or needs the
-    /// queries of, and those of `observe`.
+    /// queries of, and the errors of `observe`.
     pub fn prefill(
         &self,
         prompts: &[&[u32]],
@@ -131,7 +130,7 @@ impl Llama {
     /// sees.
     ///
     /// # Errors
-    /// As [`Self::prefill`].
+    /// The errors of [`Self::prefill`].
     pub(crate) fn prefill_groups(
         &self,
         groups: &[PromptGroup<'_>],
@@ -293,15 +292,15 @@ impl<'a> PrefillState<'a> {
         Ok(())
     }
 
-    /// Leaves `kept` tokens of each sequence, of all as many.
+    /// Leaves the tokens `kept` of each sequence, equally many of all.
     fn prune(&mut self, llama: &Llama, kept: &[Vec<u32>]) {
         let (batch, left) = (self.batch, self.left);
         let next = kept.first().map_or(0, Vec::len);
-        let places = kept
+        let rows = kept
             .iter()
             .enumerate()
             .flat_map(|(row, kept)| kept.iter().map(move |&token| (row * left) as u32 + token));
-        let rows = llama.upload(&places.collect::<Vec<_>>());
+        let rows = llama.upload(&rows.collect::<Vec<_>>());
         self.hidden = self.hidden.clone().select(0, rows.clone());
         let positions = self.positions.clone().reshape([batch * left]).select(0, rows);
         (self.positions, self.left) = (positions.reshape([batch, next]), next);

@@ -14,13 +14,13 @@ const WARM_UP: usize = 2;
 
 /// Sequences that draw their own tokens.
 ///
-/// Where the device can record a step (CUDA graphs, and wgpu's counterpart) and the policy's steps
-/// ask nothing of the host ([`kv_policies::Policy::is_recordable`]), the third step is recorded
-/// behind its run, and later ones are one launch each, until one is the host's again, behind which
-/// the next is recorded: on the thread that loaded the model and started the session, since devices
-/// record no tensors of other threads' work. Elsewhere every kernel is launched by itself. While
-/// one records, other threads' sessions wait; other work of theirs on the same device should be
-/// announced ([`kv_kernels::device_work`]).
+/// Steps are recorded where the device can (CUDA graphs, and wgpu's counterpart) and the policy's
+/// steps ask nothing of the host ([`kv_policies::Policy::is_recordable`]). The third step is
+/// recorded after it has run, and later steps are one launch each. After a step that needs the
+/// host, the next step is recorded anew. Only the thread that loaded the model and started the
+/// session records, since devices record no tensors of other threads' work. Elsewhere every kernel
+/// is launched by itself. While a decoder records, other threads' sessions wait; their other work
+/// on the device should be announced ([`kv_kernels::device_work`]).
 #[derive(Debug)]
 pub struct Decoder<'a> {
     // Dropped first: it refers to tensors of the session and the state.
@@ -32,14 +32,14 @@ pub struct Decoder<'a> {
     drawn: usize,
     /// Whether steps begin before the host has read the tokens that they decode.
     runs_ahead: bool,
-    /// What the step that did so draws.
+    /// The tokens that the step ahead of the host draws.
     ahead: Option<Result<Tensor<1, Int>>>,
     failed: bool,
 }
 
 #[derive(Debug)]
 enum Stage {
-    /// Never to be recorded.
+    /// Steps are never recorded.
     Eager,
     /// Steps run so far.
     Counting(usize),
@@ -58,7 +58,7 @@ struct Recorded {
 }
 
 impl<'a> Session<'a> {
-    /// Goes on with drawn tokens; one way of drawing a sequence.
+    /// Goes on with tokens that the device draws; `samplings` has one entry for each sequence.
     ///
     /// # Errors
     /// [`ModelError::InvalidSampling`]; [`ModelError::UnequalPrompts`] for another number of
@@ -137,7 +137,7 @@ impl<'a> Decoder<'a> {
     /// unless the decoder [has a step in flight](Self::has_step_in_flight).
     ///
     /// # Errors
-    /// [`ModelError::DecoderFailed`] after an error in the midst of a step.
+    /// [`ModelError::DecoderFailed`] after an error within a step.
     pub fn into_session(self) -> Result<Session<'a>> {
         let Self { stage, session, failed, .. } = self;
         drop(stage);
@@ -160,9 +160,8 @@ impl<'a> Decoder<'a> {
     ///
     /// # Errors
     /// [`ModelError::NonFinite`] where the logits of a sequence that has not ended hold NaN or
-    /// infinities, [`ModelError::PromptTooLong`] past the model's positions, and those of the
-    /// policy. After an error in the midst of a step there is no next one:
-    /// [`ModelError::DecoderFailed`].
+    /// infinities, [`ModelError::PromptTooLong`] past the model's positions, and the errors of the
+    /// policy. After an error within a step there is no next step: [`ModelError::DecoderFailed`].
     pub fn next_tokens(&mut self) -> Result<Vec<u32>> {
         let ahead = self.ahead.take();
         if self.failed && ahead.is_none() {
@@ -290,7 +289,7 @@ impl<'a> Decoder<'a> {
         Ok(drawn.ok().map(|drawn| Recorded { graph, drawn, logits, growth }))
     }
 
-    /// A step with what the host knows.
+    /// Runs a step, and the host's part of it.
     fn eager_step(&mut self) -> Result<Tensor<1, Int>> {
         let _work = device_work();
         let Session { model, cache, .. } = &self.session;
@@ -299,7 +298,7 @@ impl<'a> Decoder<'a> {
         self.step_at(positions)
     }
 
-    /// A step without the host.
+    /// Runs a step without the host's part.
     fn device_step(&mut self) -> Result<Tensor<1, Int>> {
         self.step_at(self.state.positions().clone())
     }

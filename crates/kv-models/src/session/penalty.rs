@@ -6,7 +6,7 @@ use burn::tensor::{DType, Device, IndexingUpdateOp, Int, Tensor, TensorData};
 
 use crate::Sampling;
 
-/// What makes the tokens of each sequence less likely.
+/// A penalty on the tokens that each sequence has already.
 ///
 /// As `RepetitionPenaltyLogitsProcessor` of `transformers`: a token that is in the prompt or was
 /// generated has its logit divided by the penalty if it is positive, else multiplied by it, however
@@ -20,7 +20,7 @@ pub(super) struct Penalty {
 }
 
 impl Penalty {
-    /// For sequences of these tokens; each below `vocabulary`.
+    /// The penalty for sequences of these tokens, each below `vocabulary`.
     pub(super) fn new(
         samplings: &[Sampling],
         histories: &[Vec<u32>],

@@ -27,7 +27,7 @@ pub(super) fn prefill<'a>(
     let llama: &Llama = model.llama();
     let needs = policies.iter().fold(Needs::default(), |needs, policy| needs.union(policy.needs()));
     let positions = llama.config().max_positions;
-    let rooms: Vec<usize> = policies
+    let reserved: Vec<usize> = policies
         .iter()
         .map(|policy| new_token_capacity(&**policy, prompts, new_tokens, positions))
         .collect();
@@ -48,21 +48,21 @@ pub(super) fn prefill<'a>(
         groups.map(|rows| PromptGroup { prompts: &all[rows.clone()], seeds: &seeds[rows] });
     let groups: Vec<PromptGroup<'_>> = groups.collect();
     let pass = PrefillPass { needs, by, ..PrefillPass::default() };
-    // Policy -> group -> what those that compress all layers together have seen.
+    // Policy -> group -> observations, for policies that compress all layers together.
     let mut seen: Vec<Vec<Vec<OwnedObservation>>> =
         policies.iter().map(|_| groups.iter().map(|_| Vec::new()).collect()).collect();
     let prefilled = llama.prefill_groups(&groups, pass, &mut |group, observation| {
         let layer = observation.layer.index;
-        let each = policies.iter().zip(&rooms);
-        for (((policy, room), parts), seen) in each.zip(&mut parts).zip(&mut seen) {
+        let each = policies.iter().zip(&reserved);
+        for (((policy, new_tokens), parts), seen) in each.zip(&mut parts).zip(&mut seen) {
             if policy.capabilities().needs_all_layers {
                 seen[group].push(OwnedObservation::new(observation, policy.needs()));
                 continue;
             }
             let parts = &mut parts[layer];
-            parts.push(policy.prefill(observation, *room, options.clone())?);
+            parts.push(policy.prefill(observation, *new_tokens, options.clone())?);
             if parts.len() == groups.len() {
-                // At once, so that the next layer's parts take the place of these.
+                // Joined at once, so that the next layer's parts reuse this memory.
                 *parts = vec![LayerCache::concat(std::mem::take(parts))?];
             }
         }
@@ -71,9 +71,11 @@ pub(super) fn prefill<'a>(
             _ => Ok(None),
         }
     })?;
-    for (((policy, room), parts), seen) in policies.iter().zip(&rooms).zip(&mut parts).zip(seen) {
+    for (((policy, new_tokens), parts), seen) in
+        policies.iter().zip(&reserved).zip(&mut parts).zip(seen)
+    {
         for seen in seen.into_iter().filter(|_| policy.capabilities().needs_all_layers) {
-            let caches = policy.prefill_layers(&seen, *room, options.clone())?;
+            let caches = policy.prefill_layers(&seen, *new_tokens, options.clone())?;
             parts.iter_mut().zip(caches).for_each(|(parts, cache)| parts.push(cache));
         }
     }
@@ -128,12 +130,12 @@ fn new_token_capacity(
     positions: usize,
 ) -> usize {
     let left = |prompt: &Vec<u32>| match policy.capabilities().renumbers {
-        // How many positions its kept tokens take is for the policy to say.
+        // The policy decides how many positions the kept tokens take.
         true => positions,
         false => positions.saturating_sub(prompt.len()),
     };
-    let rooms = prompts.iter().zip(new_tokens).map(|(prompt, new)| left(prompt).min(*new));
-    rooms.max().unwrap_or_default()
+    let reserved = prompts.iter().zip(new_tokens).map(|(prompt, new)| left(prompt).min(*new));
+    reserved.max().unwrap_or_default()
 }
 
 /// Neighbouring prompts of equal length that go through a layer together: as many as have

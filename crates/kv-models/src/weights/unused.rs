@@ -8,8 +8,8 @@ use super::error::{WeightsError, listed};
 /// Parts of the decoder: all their tensors take part in its computation.
 const DECODER: [&str; 4] = ["model.layers.", "model.norm.", "model.embed_tokens.", "lm_head."];
 
-/// Ends of names of what follows from the configuration, and was stored nevertheless: frequencies
-/// of the rotary embedding and attention masks.
+/// Ends of names of stored tensors that follow from the configuration: frequencies of the rotary
+/// embedding and attention masks.
 const DERIVED: [&str; 6] = [
     "rotary_emb.inv_freq",
     "rotary_emb.cos_cached",

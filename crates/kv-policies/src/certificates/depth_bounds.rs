@@ -21,7 +21,7 @@ pub struct KeyDrift {
     pub rate: f64,
 }
 
-/// The largest rates that are looked at: more than that is a sum of one term in f64.
+/// The largest rate that is tried: beyond it the sum has one term in f64.
 const STEEPEST: f64 = 40.0;
 /// The least `lambda`, at which a tail is flat for all that fits into a context.
 const FLATTEST: f64 = 1e-9;
@@ -29,11 +29,11 @@ const FLATTEST: f64 = 1e-9;
 const SLACK: f64 = 1e-9;
 
 impl Recency {
-    /// The constants that dominate all of `attention` and bound the attention to tokens at
-    /// `distance` or further tightest. `attention[d]` is the most that any query of a layer gives a
-    /// token behind the sinks at distance `d`, 0 for its own.
+    /// The constants whose tail is nowhere below `attention` and gives the tightest bound on the
+    /// attention to tokens at `distance` or further. `attention[d]` is the most that any query of a
+    /// layer gives a token behind the sinks at distance `d`, 0 for its own.
     ///
-    /// `None` for attention that is nowhere above 0, which every tail dominates, or is not finite.
+    /// `None` for attention that is 0 everywhere, which every tail bounds, or not finite.
     pub fn fit(attention: &[f64], distance: usize) -> Option<Self> {
         let logarithms: Vec<(f64, f64)> = attention
             .iter()
@@ -54,21 +54,21 @@ impl Recency {
         Some(Self { lambda, log_kappa: log_kappa(lambda) + SLACK })
     }
 
-    /// What a query may give at most to all tokens behind the sinks that are `distance` tokens away
-    /// or further, `kappa exp(-lambda distance)`: theorem 7 by its proof, eq. (46).
+    /// The most attention that a query gives to all tokens behind the sinks at `distance` or
+    /// further, `kappa exp(-lambda distance)`: theorem 7 as its proof has it, eq. (46).
     ///
-    /// The theorem itself has `1 - τ_sink` in place of `kappa`, on the ground that this were the
-    /// larger one. But (44), summed over all distances, makes `kappa` the larger one, and mass that
-    /// is all far away satisfies (44) and breaks that form.
+    /// The theorem itself has `1 - τ_sink` in place of `kappa`, and calls it the larger one. But
+    /// (44), summed over all distances, makes `kappa` the larger one. Attention that is all far
+    /// away satisfies (44) and exceeds the theorem's bound.
     pub fn dropped_mass(&self, distance: usize) -> f64 {
         (self.log_kappa - self.lambda * distance as f64).exp()
     }
 }
 
 impl KeyDrift {
-    /// The constants that dominate all updates, and lie least above them on average, in logarithms.
-    /// `updates` has `(l - start, max ‖k_i^(l) - k_i^(l-1)‖)` of every layer that freezes, over
-    /// its frozen tokens.
+    /// The constants whose curve is nowhere below the updates, and on average least above them, in
+    /// logarithms. `updates` has `(l - start, max ‖k_i^(l) - k_i^(l-1)‖)` of every layer that
+    /// freezes, over its frozen tokens.
     ///
     /// `None` for updates that are all 0, or not finite.
     pub fn fit(updates: &[(usize, f64)]) -> Option<Self> {
@@ -90,9 +90,9 @@ impl KeyDrift {
         Some(Self { scale: (log_scale(rate) + SLACK).exp(), rate })
     }
 
-    /// By how much attention may change at most, half of the sum of all absolute changes, where a
-    /// layer `depth` layers behind the first attends to frozen keys in place of its own: theorem 8,
-    /// for queries of a norm up to `query_norm` and heads of `head_dim`.
+    /// The largest change of attention, as half of the sum of all absolute changes, where a layer
+    /// `depth` layers behind the first attends to frozen keys in place of its own: theorem 8, for
+    /// queries of a norm up to `query_norm` and heads of `head_dim`.
     pub fn gap(&self, query_norm: f64, head_dim: usize, depth: usize) -> f64 {
         query_norm / (head_dim as f64).sqrt() * self.scale * (-self.rate * depth as f64).exp()
     }

@@ -1,4 +1,4 @@
-//! What LongFlow's evictions change, and bounds on it.
+//! The changes that LongFlow's evictions make to attention, and bounds on them.
 
 use burn::tensor::Tensor;
 use kv_core::{LayerCache, read_f32, read_i32};
@@ -6,8 +6,8 @@ use kv_core::{LayerCache, read_f32, read_i32};
 use crate::Result;
 use crate::policy::write_slots::WriteSlots;
 
-/// How far LongFlow's importance may be from what an eviction really changes, and how far it is, of
-/// one query head at one step (section 3.3 and appendix D).
+/// Bounds on the error of LongFlow's importance, beside the error itself, of one query head at one
+/// step (section 3.3 and appendix D).
 ///
 /// With `i` the slot that is to be overwritten, `q` the query that chose it and `q'` the next one:
 /// the ideal measure is `‖o' − o'₋ᵢ‖²`, the practical one `‖α_i v_i‖²`.
@@ -16,7 +16,7 @@ pub struct Certificate {
     /// `2 V α'_i / (1 − α'_i)`, `V = max ‖v_j‖` (equation 13); infinite where the slot has all of
     /// the attention.
     pub eviction_residual_bound: f64,
-    /// The remainder itself: `‖o' − o'₋ᵢ − α'_i v_i‖`.
+    /// The residual itself: `‖o' − o'₋ᵢ − α'_i v_i‖`.
     pub eviction_residual: f64,
     /// `‖q' − q‖ max ‖k_j‖ / √D`: for queries of length 1 this is
     /// `√(2 (1 − cos(q, q'))) max ‖k_j‖ / √D` (equation 15).
@@ -25,13 +25,13 @@ pub struct Certificate {
     pub logit_change: f64,
     /// The bound of the difference between the two measures of importance (equation 11).
     pub error_bound: f64,
-    /// The difference itself.
+    /// The difference between the two measures.
     pub error: f64,
 }
 
 /// Certificates of every query head whose key-value head is at its limit, in f64 on the host: the
-/// next step will overwrite `cache`'s places. `chosen_by` and `next` are the queries of the step
-/// that chose them and of the next one, `[B, Hq, D]`.
+/// next step will overwrite a slot that is chosen already. `chosen_by` and `next` are the queries,
+/// `[B, Hq, D]`, of the step that chose it and of the next step.
 ///
 /// There are none for a cache that is not held at its limits. Rows of the whole cache are read:
 /// this is for studies, not for decoding.
@@ -44,7 +44,7 @@ pub fn certify(
     next: &Tensor<3>,
 ) -> Result<Vec<Certificate>> {
     let layout = cache.layout();
-    let (dim, pairs) = (cache.head_dim(), layout.pairs());
+    let (dim, total_kv_heads) = (cache.head_dim(), layout.head_ranges());
     let group = chosen_by.dims()[1] / layout.kv_heads();
     let places = match WriteSlots::next(cache) {
         Some(places) => read_i32("places", places.clone())?,
@@ -57,14 +57,18 @@ pub fn certify(
     let after = wide(read_f32("queries", next.clone())?);
     let limits = cache.limits().unwrap_or_default();
     let mut certificates = Vec::new();
-    for pair in (0..pairs).filter(|&pair| layout.lengths()[pair] == limits[pair]) {
+    for range in (0..total_kv_heads).filter(|&range| layout.lengths()[range] == limits[range]) {
         let rows = |all: &[f64]| -> Vec<Vec<f64>> {
-            layout.live(pair).map(|slot| all[slot * dim..][..dim].to_vec()).collect()
+            layout.live(range).map(|slot| all[slot * dim..][..dim].to_vec()).collect()
         };
         let head = Head { keys: rows(&keys), values: rows(&values) };
         for g in 0..group {
-            let query = |all: &[f64]| all[(pair * group + g) * dim..][..dim].to_vec();
-            certificates.push(head.certify(&query(&before), &query(&after), places[pair] as usize));
+            let query = |all: &[f64]| all[(range * group + g) * dim..][..dim].to_vec();
+            certificates.push(head.certify(
+                &query(&before),
+                &query(&after),
+                places[range] as usize,
+            ));
         }
     }
     Ok(certificates)

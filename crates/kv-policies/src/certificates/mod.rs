@@ -1,7 +1,7 @@
 //! Bounds on what sparse attention loses (PrHS, sections II-C, VII and VIII, appendix A).
 //!
-//! All in f64 and in nats, of single heads. What they take of a step, its observer computes from
-//! the queries, the keys and the sets that the step read ([`kv_kernels::RangeSets`]).
+//! All bounds are of single heads, in f64 and in nats. Their inputs follow from a step's queries,
+//! keys and index sets ([`kv_kernels::RangeSets`]).
 
 pub(crate) mod depth_bounds;
 pub(crate) mod eviction;
@@ -18,10 +18,10 @@ pub fn information_loss(dropped: f64, eligible: f64) -> f64 {
     2.0 * (binary_entropy(dropped) + dropped * eligible.ln())
 }
 
-/// What is known of a step that shares a set.
+/// The measurements of a step that shares a set.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SharedStep {
-    /// The set's own query's attention outside of the tokens that the step surely attends to.
+    /// The attention, by the query that retrieved the set, to tokens that the step may not read.
     pub dropped: f64,
     /// `‖q' − q‖` of the step's query and the set's own.
     pub distance: f64,

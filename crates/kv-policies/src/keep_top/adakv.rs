@@ -1,6 +1,6 @@
 //! AdaKV (Feng et al., 2024): [`SnapKv`] whose heads compete for a layer's slots by their scores.
-//! Each head keeps the share `floor` of an equal budget for its own best tokens, the safeguard of
-//! the paper; `floor = 0.2` is the authors' code's.
+//! Each head keeps the share `floor` of an equal budget for its own best tokens, the paper's
+//! safeguard; the authors' code has `floor = 0.2`.
 
 use std::sync::Arc;
 
@@ -15,7 +15,8 @@ use crate::{Policy, Pooling, Result};
 const FLOOR: f64 = 0.2;
 
 impl SnapKv {
-    /// As AdaKV's authors take it: max-pooled over 7 tokens, the group reduced before.
+    /// SnapKV's options in the code of AdaKV's authors: scores are reduced over the group, then
+    /// max-pooled over 7 tokens.
     pub fn of_ada_kv() -> Self {
         Self { kernel: 7, pooling: Pooling::Max, reduce_before_pooling: true, ..Self::default() }
     }

@@ -22,7 +22,7 @@ pub struct ExpectedAttention {
     pub covariance: bool,
     /// Whether scores are multiplied by the value's norm.
     pub value_norm: bool,
-    /// Added to scores before that product.
+    /// Added to scores before they are multiplied by the norm.
     pub epsilon: f64,
     /// First tokens, always kept and left out of the moments.
     pub skipped: usize,
@@ -54,8 +54,8 @@ impl Scorer for ExpectedAttention {
         let skipped = self.skipped.min(tokens.saturating_sub(1));
         let counted = tokens - skipped;
 
-        // A prompt's first queries are as unlike the others as its first keys; during decode the
-        // last queries are shown, which are none of them.
+        // A prompt's first queries are left out, since they differ from the others as its first
+        // keys do. The last queries, which decode steps show, do not contain them.
         let queries =
             if observation.decoding { queries } else { queries.narrow(2, skipped, counted) };
         let samples = queries.dims()[2];

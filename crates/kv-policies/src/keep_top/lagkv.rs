@@ -10,10 +10,10 @@ use crate::{Decoding, KeepTopDefaults, Observation, Result, Scorer};
 /// values. Sinks, the last full chunk and what is behind it are always kept.
 ///
 /// Scores are ranks within the chunk, so that keeping the top cuts the same share of every chunk
-/// (as in kvpress). Budgets too small for all that is always kept give up its oldest tokens, where
-/// kvpress leaves it to chance. Prompts of fewer than two chunks keep sinks and the newest tokens.
-/// Channels whose range is zero count as 0 instead of NaN. During decode the slots are re-scored
-/// every `interval` (128) steps, when a further chunk is full.
+/// (as in kvpress). A budget below the number of these tokens drops the oldest of them, where
+/// kvpress's choice is arbitrary. Prompts of fewer than two chunks keep sinks and the newest
+/// tokens. Channels whose range is zero count as 0 instead of NaN. During decode the slots are
+/// re-scored every `interval` (128) steps, when a further chunk is full.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LagKv {
@@ -84,8 +84,8 @@ impl LagKv {
             let score: Vec<f32> =
                 halves[0].iter().zip(&halves[1]).map(|(k, v)| (k + v) / 2.0).collect();
             let start = self.first + chunk * self.lag;
-            for (place, &token) in rank(&score).iter().rev().enumerate() {
-                scores[start + token as usize] = place as f32 / self.lag as f32;
+            for (order, &token) in rank(&score).iter().rev().enumerate() {
+                scores[start + token as usize] = order as f32 / self.lag as f32;
             }
         }
         scores

@@ -69,7 +69,7 @@ impl KeepTopConfig {
         }
     }
 
-    /// A layer's slots per head where layers have `base` on average, of at most `tokens`.
+    /// A layer's slots per head, at most `tokens`, where the mean over layers is `base`.
     fn share_of<S: Scorer>(
         &self,
         scorer: &S,

@@ -46,7 +46,7 @@ impl<S: Scorer> KeepTop<S> {
         Ok(policy)
     }
 
-    /// The options's options.
+    /// The family's options.
     pub fn options(&self) -> &KeepTopConfig {
         &self.options
     }
@@ -60,7 +60,7 @@ impl<S: Scorer> KeepTop<S> {
     fn ends(&self, budget: usize, base: usize) -> Result<[usize; 2]> {
         let sinks = match self.options.sinks {
             Some(sinks) => sinks,
-            // What a cut window protects follows from the mean, as the window does.
+            // The protected tokens of a cut window follow from the mean budget, as the window does.
             None => self.options.sinks_of(&self.scorer, base).min(budget / 4),
         };
         let ends = [sinks, self.options.recents_of(budget)];
@@ -100,7 +100,7 @@ impl<S: Scorer> KeepTop<S> {
         Ok(())
     }
 
-    /// A prompt's scores, with sinks and recents beyond all others, and the numbers of these.
+    /// A prompt's scores, +∞ for sinks and recents, and the numbers of sinks and recents.
     fn prompt_scores(
         &self,
         observation: &Observation<'_>,
@@ -153,7 +153,7 @@ impl<S: Scorer> Policy for KeepTop<S> {
         Ok(match self.options.heads {
             HeadAllocation::Uniform => Selection::highest(scores, budget)?,
             HeadAllocation::Ada { floor } => {
-                // The safeguard covers what heads may lose; protected tokens are theirs anyway.
+                // The safeguard is a share of the other slots: heads keep protected tokens anyway.
                 let fixed = (sinks + recents).min(budget);
                 let floor = fixed + ((budget - fixed) as f64 * floor) as usize;
                 Selection::ada(&read()?, tokens, kv_heads, budget, floor)
@@ -218,8 +218,9 @@ impl<S: Scorer> Policy for KeepTop<S> {
         }
     }
 
-    /// Recordable once every head is at the same limit, from where on each step appends a slot and
-    /// evicts one; where many go at once, the steps in between, which append alone.
+    /// Steps are recordable once every head is at one limit: each then appends a slot and evicts
+    /// one. Where slots are evicted many at a time, the steps in between are recordable, which only
+    /// append.
     fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
         let decoding = self.decoding();
         let Some(rule) = self.rule(decoding, layer) else { return Ok(StepPlan::append()) };
@@ -267,7 +268,7 @@ impl<S: Scorer> EvictionPolicy for KeepTop<S> {
 }
 
 impl<S: Scorer> KeepTop<S> {
-    /// What steps note of their attention.
+    /// The update of tracks by a step's attention.
     fn update(&self, decoding: Decoding) -> Option<StepUpdate<'_>> {
         let reduction = self.scorer.adds().into();
         match decoding {
@@ -294,7 +295,7 @@ impl<S: Scorer> KeepTop<S> {
         }
     }
 
-    /// What steps drop; `None` where decoded tokens accumulate.
+    /// The eviction of a step; `None` where decoded tokens accumulate.
     fn rule(&self, decoding: Decoding, layer: LayerContext) -> Option<EvictionRule<'_>> {
         if decoding == Decoding::None {
             return None;

@@ -1,6 +1,6 @@
 //! PyramidKV (Cai et al., 2024): [`SnapKv`] whose layers share the budget as a pyramid. Slots per
 //! head fall linearly with depth, from `2 b - b / beta` to `b / beta` of a mean budget `b`
-//! (equation 3); `beta = 20` is the authors' code's.
+//! (equation 3); the authors' code has `beta = 20`.
 
 use std::sync::Arc;
 

@@ -13,10 +13,10 @@ use crate::{
     Scorer,
 };
 
-/// The tokens that PyramidInfer chooses (Yang et al., 2024, section 4.2) without its pruning of
-/// hidden states, a head's own, as KeepKV's experiments have them: the attention of the prompt's
-/// last queries, weighted towards the last (1 to 1.2), summed on during decode; 4 sinks, and a
-/// fifth of the budget for recents.
+/// PyramidInfer's choice of tokens (Yang et al., 2024, section 4.2) without its pruning of hidden
+/// states, by each head for itself, as in KeepKV's experiments. A token's score is the attention of
+/// the prompt's last queries, weighted towards the last (1 to 1.2); decode steps add their
+/// attention. 4 sinks are always kept, and recents on a fifth of the budget.
 ///
 /// KeepKV's paper says that "the ratio between the recent window and the heavy hitter varies
 /// between 5:1 and 4:1" (appendix B.3). Its authors' code has a fifth of recents and four fifths of
@@ -28,14 +28,13 @@ use crate::{
 pub struct RecentAttention {
     /// Share of the prompt whose queries count.
     pub share: f64,
-    /// Queries that count, instead.
+    /// The number of queries that count, in place of the share.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rows: Option<usize>,
-    /// What the last query's attention weighs, the first one's being 1.
+    /// The weight of the last query's attention; the first query's is 1.
     pub last: f32,
-    /// Whether the scores `exp(q . k / sqrt(D))` are summed without dividing each query's by their
-    /// sum, as KeepKV's authors do; a head's are then scaled to the mass of as many queries'
-    /// attention.
+    /// Whether scores are sums of `exp(q . k / sqrt(D))` without the softmax's division, as in the
+    /// code of KeepKV's authors. A head's scores are then scaled to sum to the number of queries.
     pub unnormalised: bool,
 }
 
@@ -46,8 +45,8 @@ impl Default for RecentAttention {
 }
 
 impl RecentAttention {
-    /// What the last layer keeps of the first one's budget, by KeepKV's authors' code: recents of
-    /// 0.2, and heavy hitters that fall from 0.8 to 0.64 along a half cosine.
+    /// The last layer's share of the first layer's budget in the code of KeepKV's authors: recents
+    /// of 0.2, and heavy hitters that fall from 0.8 to 0.64 along a half cosine.
     pub const GAMMA: f64 = 0.84;
 }
 

@@ -8,8 +8,8 @@ use crate::{Capabilities, LayerContext, Needs, Observation, Plan, Policy, Result
 /// `"rerotate": true` of any policy of the family. It is how StreamingLLM's authors cache (rotation
 /// by slot, so that distances never exceed the budget) and kvpress's key re-rotation.
 ///
-/// Gaps close after prefill and after every step. The text goes on at the longest head's number of
-/// tokens. Positions are read to the host.
+/// Gaps close after prefill and after every step. The next token's position is the longest head's
+/// number of tokens. Positions are read to the host.
 #[derive(Debug, Clone)]
 pub struct Rerotated(Arc<dyn Policy>);
 

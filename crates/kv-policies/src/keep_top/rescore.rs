@@ -6,23 +6,23 @@ use kv_core::LayerCache;
 use crate::policy::state_tensors::state;
 use crate::{LayerContext, Observation, QUERIES, RAW_QUERIES, Result, Scorer, Step};
 
-/// A state of the last `count` queries, `[B, Hq, count * D]`, of a prompt's last ones
-/// `[B, Hq, N, D]`. A prompt with fewer leaves zeros before them, so that sequences of all lengths
-/// can be joined.
+/// The state of the last `count` queries, `[B, Hq, count * D]`, from a prompt's last queries
+/// `[B, Hq, N, D]`. Zeros stand before the queries of a shorter prompt, so that sequences of all
+/// lengths can be joined.
 pub(crate) fn last_of(queries: Tensor<4>, count: usize) -> Tensor<3> {
-    let [batch, heads, held, head_dim] = queries.dims();
+    let [batch, heads, given, head_dim] = queries.dims();
     // A copy: a view would keep the whole prompt's queries alive.
-    let held_queries = queries.cast(DType::F32).mul_scalar(1.0);
-    let held_queries = held_queries.reshape([batch, heads, held * head_dim]);
-    if held == count {
-        return held_queries;
+    let given_queries = queries.cast(DType::F32).mul_scalar(1.0);
+    let given_queries = given_queries.reshape([batch, heads, given * head_dim]);
+    if given == count {
+        return given_queries;
     }
-    let missing = [batch, heads, (count - held) * head_dim];
-    let missing = Tensor::zeros(missing, (&held_queries.device(), DType::F32));
-    Tensor::cat(vec![missing, held_queries], 2)
+    let missing = [batch, heads, (count - given) * head_dim];
+    let missing = Tensor::zeros(missing, (&given_queries.device(), DType::F32));
+    Tensor::cat(vec![missing, given_queries], 2)
 }
 
-/// Takes a step's queries into a state of the last ones, in place of the oldest.
+/// Adds a step's queries to the state of the last queries, in place of the oldest.
 pub(crate) fn remember(
     policy: &'static str,
     cache: &mut LayerCache,
@@ -41,15 +41,14 @@ pub(crate) fn remember(
     Ok(())
 }
 
-/// The most slots whose scores are computed together, unless a head alone has more: what scorers
-/// make of them beside is several times their keys.
+/// The most slots whose scores are computed together, unless a head alone has more: a scorer's
+/// temporaries are several times the size of the keys.
 const TOGETHER: usize = 1 << 16;
 
-/// Scores of all slots, `[S]`: each (sequence, head) by itself, since they may hold different
-/// numbers of slots. Slots beyond a head's length get −∞. `group` query heads share a key-value
-/// head.
+/// Scores of all slots, `[S]`: of each head range by itself, since their lengths may differ. Slots
+/// beyond a head's length get −∞. `group` query heads share a key-value head.
 ///
-/// Neighbours that hold as many slots go together, each as a sequence of one head.
+/// Neighbouring head ranges of equal length are scored together, each as a sequence of one head.
 pub(crate) fn rescore<S: Scorer>(
     scorer: &S,
     layer: LayerContext,
@@ -61,35 +60,37 @@ pub(crate) fn rescore<S: Scorer>(
     let device = &cache.options().device;
     let (kv_heads, head_dim) = (layout.kv_heads(), cache.head_dim());
     let seen = kv_core::read_i32("position", step.position.clone())?;
-    // What pairs have in common that go together: slots held, room for them, and tokens seen.
-    let common =
-        |pair: usize| (layout.live(pair).len(), layout.capacities()[pair], seen[pair / kv_heads]);
+    // Head ranges that are scored together agree in their length, capacity and tokens seen.
+    let common = |range: usize| {
+        (layout.live(range).len(), layout.capacities()[range], seen[range / kv_heads])
+    };
     let mut scores = Vec::new();
     let mut first = 0;
-    while first < layout.pairs() {
+    while first < layout.head_ranges() {
         let (count, capacity, last_seen) = common(first);
         let most = (TOGETHER / capacity.max(1)).max(1);
-        let alike = (first..layout.pairs()).take_while(|&pair| common(pair) == common(first));
-        let pairs = alike.take(most).count();
+        let alike =
+            (first..layout.head_ranges()).take_while(|&range| common(range) == common(first));
+        let taken = alike.take(most).count();
         let mut own = Vec::new();
         if count > 0 {
             let start = layout.live(first).start;
             let rows = |pool: &Tensor<2>| {
-                let all = pool.clone().narrow(0, start, pairs * capacity);
-                let all = all.reshape([pairs, 1, capacity, head_dim]);
+                let all = pool.clone().narrow(0, start, taken * capacity);
+                let all = all.reshape([taken, 1, capacity, head_dim]);
                 if count < capacity { all.narrow(2, 0, count) } else { all }
             };
             let (keys, values) = (rows(cache.keys()), rows(cache.values()));
-            let positions = cache.positions().clone().narrow(0, start, pairs * capacity);
-            let positions = positions.reshape([pairs, capacity]).narrow(1, 0, count);
+            let positions = cache.positions().clone().narrow(0, start, taken * capacity);
+            let positions = positions.reshape([taken, capacity]).narrow(1, 0, count);
             let queries = |name: &str| {
                 cache.state(name).map(|state| {
                     let [batch, _, width] = state.dims();
                     let most = width / head_dim;
                     let all = state.clone().reshape([batch * kv_heads, group, most, head_dim]);
                     // Every token so far had a query.
-                    let held = most.min(last_seen as usize + 1);
-                    all.narrow(0, first, pairs).narrow(2, most - held, held)
+                    let queries = most.min(last_seen as usize + 1);
+                    all.narrow(0, first, taken).narrow(2, most - queries, queries)
                 })
             };
             let observation = Observation::new(&keys, &values, &positions)
@@ -99,16 +100,16 @@ pub(crate) fn rescore<S: Scorer>(
                 .with_raw_queries(queries(RAW_QUERIES))
                 .with_frequencies(&step.inverse_frequencies)
                 .during_decode();
-            own.push(scorer.prefill(&observation, count)?.reshape([pairs, count]));
+            own.push(scorer.prefill(&observation, count)?.reshape([taken, count]));
         }
         if count < capacity {
-            let free = [pairs, capacity - count];
+            let free = [taken, capacity - count];
             own.push(Tensor::full(free, f32::NEG_INFINITY, (device, DType::F32)));
         }
         if capacity > 0 {
-            scores.push(Tensor::cat(own, 1).reshape([pairs * capacity]));
+            scores.push(Tensor::cat(own, 1).reshape([taken * capacity]));
         }
-        first += pairs;
+        first += taken;
     }
     Ok(Tensor::cat(scores, 0))
 }

@@ -33,7 +33,7 @@ pub trait Scorer:
         0
     }
 
-    /// The scorer with an observation window that leaves room in a budget of so many slots a head.
+    /// The scorer with an observation window that leaves room in a `budget` of slots a head.
     fn fitted(&self, budget: usize) -> Self {
         let _ = budget;
         self.clone()
@@ -59,18 +59,18 @@ pub trait Scorer:
     /// slots beyond a head's length are ignored.
     ///
     /// # Errors
-    /// As [`Self::prefill`].
+    /// The errors of [`Self::prefill`].
     fn decode(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {
         let _ = view;
         Ok(Tensor::zeros([1], &view.cache.options().device))
     }
 
-    /// How probabilities of a group become what one step adds to the track [`SCORE`].
+    /// How probabilities of a group become the number that a step adds to the track [`SCORE`].
     fn adds(&self) -> Reduction {
         Reduction::Mean
     }
 
-    /// Whether that is multiplied by `‖v‖₁` of the slot's value.
+    /// Whether the number that a step adds is multiplied by `‖v‖₁` of the slot's value.
     fn weighs_values(&self) -> bool {
         false
     }
@@ -84,13 +84,13 @@ pub trait Scorer:
 /// How a scorer acts during decode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decoding {
-    /// Not at all: decoded tokens accumulate.
+    /// Decode steps drop nothing: decoded tokens accumulate.
     None,
     /// [`Scorer::decode`] needs no attention and runs before it: the step attends to what stays.
     BeforeAttention,
     /// [`Scorer::decode`] runs after the step's attention.
     AfterAttention {
-        /// Whether it is to be shown this step's attention probabilities.
+        /// Whether the scorer is shown the step's attention probabilities.
         probabilities: bool,
         /// Whether steps add to the track [`SCORE`], as [`Scorer::adds`] says.
         accumulate: bool,
@@ -98,9 +98,9 @@ pub enum Decoding {
     /// Every `interval` steps, [`Scorer::prefill`] scores each head's slots as if they were a
     /// prompt.
     Rescore {
-        /// Last queries that it is shown.
+        /// The number of last queries that the scorer is shown.
         window: usize,
-        /// Last queries before RoPE that it is shown.
+        /// The number of last queries before RoPE that the scorer is shown.
         raw_queries: usize,
     },
 }

@@ -8,8 +8,8 @@ use crate::{Needs, Observation, Reduction, Result, Scorer, pool_scores, window_a
 /// over neighbouring tokens; the window itself is always kept. Prefill only: decoded tokens
 /// accumulate.
 ///
-/// A window of 32 and a kernel of 7 are those of the authors' experiments; the average is their
-/// code's default, as it is kvpress's.
+/// The authors' experiments have a window of 32 and a kernel of 7. Average pooling is the default
+/// of their code and of kvpress.
 ///
 /// Under grouped queries scores are averaged over the group after pooling, as kvpress does; AdaKV's
 /// and KVCache-Factory's order is `reduce_before_pooling`.
@@ -28,7 +28,7 @@ pub struct SnapKv {
     pub pooling: Pooling,
     /// How a group's query heads become one score.
     pub reduction: Reduction,
-    /// Whether that happens before pooling.
+    /// Whether scores are reduced over the group before pooling.
     pub reduce_before_pooling: bool,
     /// Whether a window above half of the budget is cut to that half; then the first 4 tokens, at
     /// most a quarter of the budget, are always kept. `false` is the paper's form.

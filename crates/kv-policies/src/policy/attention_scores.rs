@@ -9,12 +9,12 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reduction {
-    /// Their mean.
+    /// The mean over the group.
     #[default]
     Mean,
-    /// Their maximum.
+    /// The maximum over the group.
     Max,
-    /// Their sum.
+    /// The sum over the group.
     Sum,
 }
 
@@ -29,7 +29,7 @@ impl From<Reduction> for GroupReduction {
 }
 
 impl Reduction {
-    /// `[B, Hq, T]` to `[B, Hkv, T]`.
+    /// Reduces scores `[B, Hq, T]` to `[B, Hkv, T]`.
     pub fn groups(self, scores: Tensor<3>, kv_heads: usize) -> Tensor<3> {
         let [batch, heads, tokens] = scores.dims();
         let grouped = scores.reshape([batch, kv_heads, heads / kv_heads, tokens]);
@@ -41,7 +41,7 @@ impl Reduction {
         reduced.squeeze_dim(2)
     }
 
-    /// Attention probabilities of slots, `[S, G]`, to `[S]`.
+    /// Reduces attention probabilities of slots, `[S, G]`, to `[S]`.
     pub fn slots(self, probabilities: Tensor<2>) -> Tensor<1> {
         let reduced = match self {
             Self::Mean => probabilities.mean_dim(1),
@@ -69,7 +69,7 @@ pub(crate) fn logits(queries: &Tensor<4>, keys: &Tensor<4>) -> Tensor<4> {
 /// Logits of the last `W` queries over all keys, −∞ for keys behind a query, f32.
 ///
 /// # Shapes
-/// As [`window_attention`]'s.
+/// The shapes of [`window_attention`].
 pub(crate) fn window_logits(queries: &Tensor<4>, keys: &Tensor<4>) -> Tensor<4> {
     let logits = logits(queries, keys);
     let [batch, heads, window, tokens] = logits.dims();
@@ -100,8 +100,8 @@ pub fn window_attention(queries: &Tensor<4>, keys: &Tensor<4>) -> Tensor<4> {
 pub(crate) const LAST_WEIGHT: f32 = 1.2;
 
 /// Mean attention of the last `W` queries, weighted from 1 for the first to `last` for the last of
-/// them, as PyramidInfer's; sequence by sequence and block by block, so that few rows of the matrix
-/// are there at a time.
+/// them, as in PyramidInfer. It goes sequence by sequence and block by block, so that few rows of
+/// the matrix are in memory at a time.
 ///
 /// # Shapes
 /// `queries` `[B, Hq, W, D]`, `keys` `[B, Hkv, T, D]`; returns `[B, Hq, T]`.
@@ -112,7 +112,7 @@ pub(crate) fn recent_attention(queries: &Tensor<4>, keys: &Tensor<4>, last: f32)
     Tensor::cat(rows.collect(), 0)
 }
 
-/// The same of a batch of one.
+/// [`recent_attention`] of a batch of one.
 fn recent_attention_of_one(queries: &Tensor<4>, keys: &Tensor<4>, last: f32) -> Tensor<3> {
     const BLOCK: usize = 128;
     let [_, heads, rows, _] = queries.dims();
@@ -137,11 +137,11 @@ fn recent_attention_of_one(queries: &Tensor<4>, keys: &Tensor<4>, last: f32) -> 
 }
 
 /// `ln Σ w exp(q . k / sqrt(D))` over the last `W` queries, with [`recent_attention`]'s weights
-/// `w`. Keys have no score of queries before them. Logarithms, since sums of exponentials know no
-/// bounds.
+/// `w`. Keys have no score of queries before them. Returns logarithms, since sums of exponentials
+/// may overflow.
 ///
 /// # Shapes
-/// As [`recent_attention`]'s.
+/// The shapes of [`recent_attention`].
 pub(crate) fn recent_exponentials(queries: &Tensor<4>, keys: &Tensor<4>, last: f32) -> Tensor<3> {
     let rows = queries.dims()[2];
     let weight = |row: usize| 1.0 + (last - 1.0) * row as f32 / (rows.max(2) - 1) as f32;
@@ -191,7 +191,7 @@ pub(crate) fn check_window(window: usize, kernel: usize) -> Result<(), String> {
 /// Pools scores over neighbouring tokens, stride 1.
 ///
 /// # Shapes
-/// `[B, H, T]` to the same; `kernel` must be odd.
+/// `scores` `[B, H, T]`; returns `[B, H, T]`. `kernel` must be odd.
 pub fn pool_scores(scores: Tensor<3>, pooling: Pooling, kernel: usize) -> Tensor<3> {
     let [batch, heads, tokens] = scores.dims();
     if kernel <= 1 || tokens == 0 {

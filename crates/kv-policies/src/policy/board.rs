@@ -1,4 +1,4 @@
-//! What the layers of one decode step show each other.
+//! Lists that the layers of one decode step show each other.
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::{Error, Result, expect_shape};
@@ -7,12 +7,12 @@ use kv_core::{Error, Result, expect_shape};
 #[derive(Debug, Default)]
 pub struct SharedListBoard {
     lists: Option<Tensor<4, Int>>,
-    /// Layers that have put theirs here.
+    /// The number of layers that have put their lists on the board.
     published: usize,
 }
 
 impl SharedListBoard {
-    /// Refuses a layer before whose step others have not put their lists here.
+    /// Refuses a layer if layers before it have not put their lists on the board.
     ///
     /// # Errors
     /// [`Error::InvalidPlan`].

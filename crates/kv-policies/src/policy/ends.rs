@@ -12,16 +12,16 @@ use crate::{PolicyError, Result};
 /// them (StreamingLLM, section 3.1).
 const FIRST: usize = 4;
 
-/// How many first tokens a budget of so many slots protects where nothing else is said.
+/// The number of first tokens that a budget of `slots` slots protects by default.
 pub(crate) fn first_tokens(slots: usize) -> usize {
     FIRST.min(slots / 4)
 }
 
-/// Sinks and recents within the `slots` that a `budget` has come to.
+/// Sinks and recents within the `slots` that a `budget` resolves to.
 ///
-/// A budget in tokens must hold what it protects. A share of a short prompt may come to less: then
-/// recents are cut to what sinks leave, and sinks to a quarter of the slots or to what recents
-/// leave.
+/// A budget in tokens must hold what it protects. A share of a short prompt may resolve to less.
+/// Then recents are cut to the slots that sinks leave, and sinks to a quarter of the slots or to
+/// the slots that recents leave.
 ///
 /// # Errors
 /// [`PolicyError::ProtectedOverBudget`] for a budget in tokens.
@@ -65,7 +65,7 @@ pub(crate) fn warn_of_window(policy: &'static str, slots: usize, own: usize, win
     });
 }
 
-/// Scores `[B, Hkv, T]` of which the first and the last are beyond all others.
+/// Scores `[B, Hkv, T]` with +∞ for the first and the last tokens.
 pub(crate) fn protected(scores: Tensor<3>, sinks: usize, recents: usize) -> Tensor<3> {
     let [batch, heads, tokens] = scores.dims();
     let endless = |scores: Tensor<3>, range: Range<usize>| {

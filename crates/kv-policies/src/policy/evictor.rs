@@ -15,7 +15,7 @@ pub trait EvictionPolicy: Policy {
     /// tokens a head keeps; `None` where all stay, or heads do not choose for themselves.
     ///
     /// # Errors
-    /// As [`Policy::select`].
+    /// The errors of [`Policy::select`].
     fn rank(&self, observation: &Observation<'_>) -> Result<Option<(Tensor<3>, usize)>>;
 
     /// Whether heads choose for themselves, so that [`Self::rank`] has their scores.
@@ -23,7 +23,7 @@ pub trait EvictionPolicy: Policy {
         true
     }
 
-    /// First and last tokens that a head of so many `slots` always keeps: of a prompt, or while
+    /// The first and last tokens that a head of `slots` slots always keeps: of a prompt, or while
     /// decoding.
     ///
     /// # Errors

@@ -24,7 +24,7 @@ impl SlotList {
     /// `query` `[B, Hq, D]`; lists of `H = Hkv` or `H = Hq` heads.
     ///
     /// # Errors
-    /// [`Error::Shape`], and those of [`decode_attention`].
+    /// [`Error::Shape`], and the errors of [`decode_attention`].
     pub fn attend(self, cache: &mut LayerCache, query: Tensor<3>) -> Result<AttentionOutput> {
         let list = self;
         let ([batch, query_heads, _], kv_heads) = (query.dims(), cache.layout().kv_heads());
@@ -47,8 +47,8 @@ impl SlotList {
         Ok(decode_attention(query, keys, values, weights, &ranges, options)?)
     }
 
-    /// What a cache's last step attended to, where that was a list: slots of each key-value or
-    /// query head of each sequence, counted from the first of its range. Waits for the device.
+    /// The slots that a cache's last step attended to, if it had a list: of each key-value or query
+    /// head of each sequence, counted from the first slot of the head range. Waits for the device.
     ///
     /// # Errors
     /// [`Error::Read`].
@@ -57,7 +57,7 @@ impl SlotList {
         let [rows, width] = list.slots.dims();
         let slots = read_i32("slots", list.slots.clone().reshape([rows * width]))?;
         let counts = read_i32("counts", list.counts.clone())?;
-        let each = (rows / cache.layout().pairs().max(1)).max(1);
+        let each = (rows / cache.layout().head_ranges().max(1)).max(1);
         let rows =
             slots.chunks_exact(width).zip(counts).enumerate().map(|(row, (slots, count))| {
                 let live = cache.layout().live(row / each);
@@ -69,7 +69,7 @@ impl SlotList {
     }
 }
 
-/// What the last step attended to: to be looked at, no part of the cache.
+/// The list that the last step attended to, for reports. Copies of the cache go without it.
 #[derive(Debug)]
 struct LastList(SlotList);
 
@@ -100,7 +100,7 @@ impl PolicyState for LastList {
     }
 }
 
-/// Slots that the longest head of a cache has room for.
+/// The largest capacity of a cache's heads.
 pub(crate) fn longest(cache: &LayerCache) -> usize {
     cache.layout().capacities().iter().max().copied().unwrap_or_default()
 }

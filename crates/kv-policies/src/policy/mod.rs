@@ -1,5 +1,4 @@
-//! What a policy is, what it is shown, and what it does. The submodules are the machinery that
-//! policies of all groups share:
+//! What a policy is, what it is shown, and what it does. All groups of policies use the submodules:
 //!
 //! * [`observation`]: what a policy is shown of a prompt.
 //! * [`step`]: one decode step of one layer; [`board`]: what layers of one step show each other.
@@ -136,7 +135,7 @@ pub enum Composition<'a> {
 /// What a policy keeps of a prompt.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// Tokens kept, per (sequence, head).
+    /// The tokens kept of each head range.
     pub selection: Selection,
     /// Log-weights of the kept tokens, in the selection's order; `None` if all are 1.
     pub log_weights: Option<Vec<f32>>,
@@ -199,7 +198,7 @@ pub trait Policy: Any + Debug + Send + Sync {
     /// Prepares a freshly filled cache for decoding under this policy: limits, tracks and state.
     ///
     /// # Errors
-    /// As [`Self::select`].
+    /// The errors of [`Self::select`].
     fn init_cache(
         &self,
         _cache: &mut LayerCache,
@@ -221,32 +220,31 @@ pub trait Policy: Any + Debug + Send + Sync {
     /// Slots to reserve for a head that keeps `kept` tokens and decodes up to `new_tokens` more.
     ///
     /// # Errors
-    /// As [`Self::select`].
+    /// The errors of [`Self::select`].
     fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
         let _ = observation;
         Ok(Room::Extra(new_tokens))
     }
 
-    /// What a user should know of this policy in a model of so many layers, such as that it does
+    /// Warnings for users of this policy in a model of `layers` layers, such as that it does
     /// nothing there.
     fn warnings(&self, layers: usize) -> Vec<String> {
         let _ = layers;
         Vec::new()
     }
 
-    /// What the next decode step of this layer does: by default it appends and attends to all live
-    /// slots. Asked before every step, and when the step runs; it looks at nothing but what the
-    /// host knows.
+    /// Plans the next decode step of this layer; by default it appends and attends to all live
+    /// slots. Called before every step, and when the step runs. It must not read from the device.
     ///
     /// # Errors
-    /// As [`Self::step`].
+    /// The errors of [`Self::step`].
     fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
         let _ = (layer, cache);
         Ok(StepPlan::append().recordable(!self.capabilities().changes_decode))
     }
 
     /// Whether the next decode step of this layer can be recorded and replayed
-    /// ([`StepPlan::recordable`]). Asked before every step: a recording is given up at a step that
+    /// ([`StepPlan::recordable`]). Called before every step: a recording is given up at a step that
     /// is not recordable, such as one that evicts many slots at once.
     fn is_recordable(&self, layer: LayerContext, cache: &LayerCache) -> bool {
         !cache.options().growable && self.plan(layer, cache).is_ok_and(|plan| plan.recordable)
@@ -265,17 +263,17 @@ pub trait Policy: Any + Debug + Send + Sync {
     /// the device.
     ///
     /// # Errors
-    /// Where the device gives nothing back.
+    /// Where the device cannot be read.
     fn read_stats(&self, cache: &LayerCache) -> Result<Option<Reads>> {
         Reads::of_list(cache)
     }
 
     /// Slots that the last step attended to; `None` where it attended to all. One list for each
     /// key-value head of each sequence, or for each query head. Slots count from the first one of
-    /// the head's range. Waits for the device.
+    /// the head range. Waits for the device.
     ///
     /// # Errors
-    /// As [`Self::read_stats`].
+    /// The errors of [`Self::read_stats`].
     fn last_attended(
         &self,
         _layer: LayerContext,
@@ -289,7 +287,7 @@ pub trait Policy: Any + Debug + Send + Sync {
     /// prompt's own computation.
     ///
     /// # Errors
-    /// As [`Self::select`].
+    /// The errors of [`Self::select`].
     fn prune(&self, _observation: &Observation<'_>) -> Result<Option<Vec<Vec<u32>>>> {
         Ok(None)
     }
@@ -314,7 +312,7 @@ pub trait Policy: Any + Debug + Send + Sync {
     /// ([`Self::init_cache`]).
     ///
     /// # Errors
-    /// As [`Self::select`].
+    /// The errors of [`Self::select`].
     fn prefill(
         &self,
         observation: &Observation<'_>,
@@ -327,7 +325,7 @@ pub trait Policy: Any + Debug + Send + Sync {
     /// Compresses a prompt's layers, all of them in order: by default, each by itself.
     ///
     /// # Errors
-    /// As [`Self::select`].
+    /// The errors of [`Self::select`].
     fn prefill_layers(
         &self,
         layers: &[OwnedObservation],

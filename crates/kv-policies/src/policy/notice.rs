@@ -1,19 +1,19 @@
-//! What users are told once, however many layers and prompts it concerns.
+//! Warnings that users get once, however many layers and prompts they concern.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
 use crate::Policy;
 
-/// Whether something is said of a policy for the first time in this process.
+/// Whether a policy's warning `what` comes for the first time in this process.
 fn is_first(policy: &'static str, what: &str) -> bool {
     static SAID: Mutex<BTreeSet<(&str, String)>> = Mutex::new(BTreeSet::new());
     SAID.lock().unwrap_or_else(PoisonError::into_inner).insert((policy, what.into()))
 }
 
-/// Warns of something about a policy, the first time that it is said in this process.
+/// Logs a policy's warning `what`, once in this process.
 ///
-/// `what` names the kind of thing; `message` has the numbers of the first time.
+/// `what` names the kind of warning; `message` has the numbers of the first one.
 pub(crate) fn warn_once(
     policy: &'static str,
     what: &'static str,
@@ -24,7 +24,7 @@ pub(crate) fn warn_once(
     }
 }
 
-/// Logs a policy's warnings about a model with so many layers ([`Policy::warnings`]), such as that
+/// Logs a policy's warnings about a model of `layers` layers ([`Policy::warnings`]), such as that
 /// it does nothing there. Each warning appears once in this process. Their target is
 /// `kv_policies::remarks`, so that programs which show them elsewhere can leave them out of the
 /// log.

@@ -70,7 +70,8 @@ impl<'a> Observation<'a> {
         Self { layer, ..self }
     }
 
-    /// The observation of a prompt that had so many tokens before earlier layers pruned some.
+    /// The observation of a prompt that had `prompt_tokens` tokens before earlier layers pruned
+    /// some.
     #[must_use]
     pub fn of_prompt(self, prompt_tokens: usize) -> Self {
         Self { prompt_tokens, ..self }
@@ -149,7 +150,7 @@ pub struct OwnedObservation {
 }
 
 impl OwnedObservation {
-    /// An observation with what `needs` names of it.
+    /// A copy of the parts that `needs` names.
     pub fn new(observation: &Observation<'_>, needs: Needs) -> Self {
         // A copy: a view would keep all queries alive.
         let window = observation.window.as_ref().filter(|_| needs.window > 0);
@@ -169,7 +170,7 @@ impl OwnedObservation {
         }
     }
 
-    /// What a policy is shown.
+    /// The observation that a policy is shown.
     pub fn view(&self) -> Observation<'_> {
         Observation::new(&self.keys, &self.values, &self.positions)
             .of_layer(self.layer)

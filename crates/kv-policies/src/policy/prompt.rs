@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-/// What a layer's queries see of a prompt: the first tokens, and those from a share of the tokens
-/// so far on.
+/// The tokens of a prompt that a layer's queries see: the first ones, and all from a share of the
+/// tokens so far on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VisibleWindow {
     /// Query `i` sees the tokens from [`Share::first_seen`] of `i` on.
@@ -19,9 +19,9 @@ pub struct VisibleWindow {
 /// attention and no MLP.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FrozenTokens {
-    /// Which, by their indices; at least the last token is none of them.
+    /// The indices of the frozen tokens. The last token is never frozen.
     pub tokens: Range<usize>,
-    /// Where their keys and values come from, which others attend to.
+    /// Where the frozen tokens' keys and values come from; other tokens attend to them.
     pub reuse: Reuse,
 }
 

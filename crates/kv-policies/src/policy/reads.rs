@@ -13,28 +13,28 @@ use crate::policy::lists::SlotList;
 pub struct Reads {
     /// Steps of single heads.
     pub steps: u64,
-    /// Those that looked for what to read, rather than sharing what others had found.
+    /// Steps that retrieved the tokens to read, rather than sharing an earlier choice.
     pub retrieved: u64,
     /// Slots attended to.
     pub slots: u64,
 }
 
 impl Reads {
-    /// `ρ̂`: retrievals a step and head.
+    /// `ρ̂`: the share of heads and steps that retrieve.
     pub fn ratio(&self) -> f64 {
         self.retrieved as f64 / self.steps.max(1) as f64
     }
 
-    /// Slots attended to, a step and head.
+    /// The mean number of slots that a head attends to in a step.
     pub fn slots_each(&self) -> f64 {
         self.slots as f64 / self.steps.max(1) as f64
     }
 
-    /// What the last step has read by its list, which all of its heads looked for; `None` where it
-    /// had none. Waits for the device.
+    /// The reads of the last step by its list, which all of its heads retrieved; `None` without a
+    /// list. Waits for the device.
     ///
     /// # Errors
-    /// Where the device gives nothing back.
+    /// Where the device cannot be read.
     pub(crate) fn of_list(cache: &LayerCache) -> Result<Option<Self>> {
         Ok(SlotList::read_last(cache)?.map(|rows| {
             let steps = rows.len() as u64;

@@ -7,7 +7,7 @@
 /// subtracted, is lost in rounding.
 pub(crate) const LOG_OF_NO_SCORE: f32 = -1.0e30;
 
-/// Logarithms of scores from here down are those of 0.
+/// Logarithms of scores up to this number stand for a score of 0.
 pub(crate) const SCORELESS_LOG: f32 = LOG_OF_NO_SCORE / 2.0;
 
 /// The threshold of a sequence that has had no victims: below all cosines.

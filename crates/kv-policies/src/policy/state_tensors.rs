@@ -31,7 +31,7 @@ pub(crate) fn int_numbers(
     Tensor::<1, Int>::from_data(values.as_slice(), (device, DType::I32)).reshape(shape)
 }
 
-/// A state of real numbers that priming has left.
+/// A state of real numbers, which was set when the cache was filled.
 pub(crate) fn state(
     policy: &'static str,
     cache: &LayerCache,
@@ -41,7 +41,7 @@ pub(crate) fn state(
     cache.state(name).cloned().ok_or(missing)
 }
 
-/// A state of integers that priming has left.
+/// A state of integers, which was set when the cache was filled.
 pub(crate) fn int_state(
     policy: &'static str,
     cache: &LayerCache,

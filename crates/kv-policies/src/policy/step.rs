@@ -19,7 +19,7 @@ pub struct Step {
     pub inverse_frequencies: Arc<[f64]>,
     /// What the layer projects, for policies that compare it.
     pub input: Option<LayerInput>,
-    /// What layers of one step read of those before them; one board for all of them.
+    /// The board on which the layers of one step show each other their lists.
     pub board: Arc<Mutex<SharedListBoard>>,
 }
 
@@ -47,7 +47,7 @@ impl LayerInput {
 #[allow(clippy::large_enum_variant, reason = "a step is short-lived, and made once a layer")]
 #[derive(Debug, Clone)]
 pub enum Qkv {
-    /// As attention takes it, after RoPE.
+    /// The heads after RoPE, as attention takes them.
     Rotated {
         /// `[B, Hq, D]`
         query: Tensor<3>,
@@ -58,11 +58,12 @@ pub enum Qkv {
         /// Queries before RoPE, `[B, Hq, D]`; without, policies that need them take `query`.
         raw_query: Option<Tensor<3>>,
     },
-    /// As a layer projects it: norms, RoPE and the write into the cache are then one kernel.
+    /// The heads as a layer projects them: norms, RoPE and the write into the cache are then one
+    /// kernel.
     Projected {
         /// `[B, (Hq + 2 Hkv) D]`
         projected: Tensor<2>,
-        /// How to read it.
+        /// The layout of the projection's rows.
         layout: Arc<HeadLayout>,
         /// What RoPE multiplies queries by besides rotating them: YaRN's attention factor, else 1.
         rope_factor: f64,
@@ -119,7 +120,7 @@ impl Step {
     /// Appends the tokens to the cache and returns their queries after RoPE, `[B, Hq, D]`.
     ///
     /// # Errors
-    /// Those of [`LayerCache::append`] and [`LayerCache::append_projected`].
+    /// The errors of [`LayerCache::append`] and [`LayerCache::append_projected`].
     pub fn append(&self, cache: &mut LayerCache) -> Result<Tensor<3>> {
         match &self.heads {
             Qkv::Rotated { query, key, value, .. } => {
@@ -137,7 +138,7 @@ impl Step {
     /// their queries after RoPE, `[B, Hq, D]`.
     ///
     /// # Errors
-    /// Those of [`WriteSlots::write`] and [`WriteSlots::write_projected`].
+    /// The errors of [`WriteSlots::write`] and [`WriteSlots::write_projected`].
     pub fn overwrite(&self, cache: &mut LayerCache) -> Result<Tensor<3>> {
         match &self.heads {
             Qkv::Rotated { query, key, value, .. } => {
@@ -152,7 +153,8 @@ impl Step {
     }
 
     /// The queries before RoPE, `[B, Hq, D]`, at the scale at which attention sees them: YaRN's
-    /// attention factor is in them. Queries after RoPE where a step was made without those before.
+    /// attention factor is in them. Returns queries after RoPE for a step that was made without the
+    /// queries before RoPE.
     ///
     /// # Errors
     /// [`kv_kernels::KernelError`] for a projection that is not of its layout.

@@ -1,4 +1,4 @@
-//! What one decode step of a layer does, told before it runs.
+//! The parts of one decode step of a layer, told before it runs.
 
 use std::fmt;
 
@@ -26,21 +26,21 @@ use super::write_slots::WriteSlots;
 /// A policy plans ([`crate::Policy::plan`]); [`Self::run`] carries the plan out. A policy around
 /// another takes the other's plan and adds its merge ([`Self::merging`]).
 ///
-/// An attention of the policy's own and one that chooses a victim leave nothing to an update, to an
-/// eviction behind them or to a merge: a plan that has one of these is refused. So is a merge
-/// behind a token that overwrites another.
+/// After an attention of the policy's own, or one that chooses a victim, there can be no update, no
+/// eviction and no merge: a plan with one of these is refused. So is a merge in a step whose token
+/// overwrites a slot.
 #[must_use = "a plan does nothing before it runs"]
 pub struct StepPlan<'a> {
     /// Where the new token goes.
     pub slot: TokenSlot,
-    /// What its query attends to.
+    /// The slots that its query attends to.
     pub attention: StepAttention<'a>,
-    /// What is noted of the attention.
+    /// The update of tracks by the attention.
     pub update: Option<StepUpdate<'a>>,
-    /// What is dropped, and when.
+    /// The slots that are dropped, and when.
     pub eviction: Option<EvictionRule<'a>>,
-    /// What takes over from slots before they are dropped. An eviction that needs no attention then
-    /// still chooses before it, but its victims are attended to.
+    /// The merge of slots before they are dropped. An eviction that needs no attention then still
+    /// chooses before it, but the query attends to its victims.
     pub merge: Option<&'a dyn Merge>,
     /// Whether the step ends with positions without gaps, and keys rotated to them
     /// ([`LayerCache::rerotate`]).
@@ -73,8 +73,8 @@ pub enum StepAttention<'a> {
     /// All live slots, in a launch that chooses the slot of the next token too
     /// ([`WriteSlots::attend_and_choose_victim`]).
     ChooseVictim(VictimChoice),
-    /// What the policy reads in its own way, given the query `[B, Hq, D]` after RoPE; returns the
-    /// output `[B, Hq, D]`.
+    /// An attention of the policy's own, from the query `[B, Hq, D]` after RoPE to the output
+    /// `[B, Hq, D]`.
     Own(OwnAttention<'a>),
 }
 
@@ -93,7 +93,7 @@ pub struct VictimChoice {
 pub type OwnAttention<'a> =
     Box<dyn FnOnce(&mut LayerCache, Tensor<3>, &Step) -> Result<Tensor<3>> + 'a>;
 
-/// What a step notes of its attention.
+/// The update of tracks by a step's attention.
 pub enum StepUpdate<'a> {
     /// A group's probabilities are added to a track.
     AddProbabilities {
@@ -111,7 +111,7 @@ pub enum StepUpdate<'a> {
         /// How a group's probabilities become one number.
         reduction: GroupReduction,
     },
-    /// What the policy notes in its own way.
+    /// An update of the policy's own.
     Own(OwnUpdate<'a>),
 }
 
@@ -129,14 +129,14 @@ pub struct StepOutput {
 
 /// Which slots go once a head is `interval` over its limit.
 pub struct EvictionRule<'a> {
-    /// Whether the scores need no attention, so that the step attends to what stays.
+    /// Whether the scores need no attention, so that the step attends only to slots that stay.
     pub before_attention: bool,
     /// Slots over a head's limit at which it evicts.
     pub interval: usize,
     /// Whether the slots that stay keep their order. If not, the last slot moves into the gap of a
     /// single one.
     pub keeps_order: bool,
-    /// First and last tokens that a head of so many slots always keeps.
+    /// The first and last tokens that a head always keeps, by its number of slots.
     pub protected: Box<dyn Fn(usize) -> Result<[usize; 2]> + 'a>,
     /// Scores of all slots, `[S]`, f32: the lowest go. Values of slots beyond a head's length are
     /// ignored.
@@ -146,7 +146,7 @@ pub struct EvictionRule<'a> {
 /// Scores of all slots, `[S]`, in a decode step.
 pub type SlotScores<'a> = Box<dyn Fn(&DecodeView<'_>) -> Result<Tensor<1>> + 'a>;
 
-/// What scores of a decode step are made of.
+/// The inputs of a decode step's scores.
 #[derive(Debug)]
 pub struct DecodeView<'a> {
     /// The layer.
@@ -161,14 +161,14 @@ pub struct DecodeView<'a> {
     pub attention: Option<&'a AttentionOutput>,
 }
 
-/// What a policy does with slots that another policy's plan evicts, before they are dropped.
+/// The merge of slots that another policy's plan evicts, before they are dropped.
 pub trait Merge {
-    /// Merges victims into slots that stay, and notes what later merges need of the step's
-    /// attention. Runs in every step, victims or not. Returns the slots to
-    /// drop: `attended.due`, or these victims in another form.
+    /// Merges victims into slots that stay, and updates the tracks that later merges need. Runs in
+    /// every step, even without victims. Returns the slots to drop: `attended.due`, or these
+    /// victims in another form.
     ///
     /// # Errors
-    /// As [`crate::Policy::step`].
+    /// The errors of [`crate::Policy::step`].
     fn merge(
         &self,
         layer: LayerContext,
@@ -178,7 +178,7 @@ pub trait Merge {
     ) -> Result<Option<Eviction>>;
 }
 
-/// What a merge is shown of a step.
+/// The parts of a step that a merge is shown.
 #[derive(Debug)]
 pub struct Attended {
     /// The new tokens' queries after RoPE, `[B, Hq, D]`.
@@ -209,7 +209,7 @@ pub enum Eviction {
         /// How many stay of each head, `[B * Hkv]`.
         counts: Vec<usize>,
     },
-    /// All slots but these, which stay in their order.
+    /// All slots except this selection, which stays in its order.
     Keep(Selection),
 }
 
@@ -261,7 +261,7 @@ impl<'a> StepPlan<'a> {
         self.attend(layer, cache, query, step)
     }
 
-    /// Refuses parts that would be left out.
+    /// Refuses a plan with parts that the step would not run.
     fn check(&self) -> Result<()> {
         let invalid = |policy: &str, reason: &str| {
             Err(PolicyError::InvalidConfig { policy: policy.into(), reason: reason.into() })
@@ -283,7 +283,7 @@ impl<'a> StepPlan<'a> {
     /// Runs what follows the token's write, given its query `[B, Hq, D]` after RoPE.
     ///
     /// # Errors
-    /// As [`Self::run`].
+    /// The errors of [`Self::run`].
     pub fn attend(
         self,
         layer: LayerContext,
@@ -446,7 +446,7 @@ impl DecodeView<'_> {
     /// This step's logits `[S, G]` and log-sum-exp `[B, Hq]`.
     ///
     /// # Errors
-    /// As [`Self::probabilities`].
+    /// The errors of [`Self::probabilities`].
     pub fn logits(&self) -> Result<(Tensor<2>, Tensor<2>)> {
         logits_of(self.attention.ok_or_else(|| missing("attention"))?)
     }
@@ -461,8 +461,8 @@ impl DecodeView<'_> {
 }
 
 impl EvictionRule<'_> {
-    /// Whether every step of a full cache evicts one slot of each head, so that a step is what the
-    /// step before was.
+    /// Whether every step of a full cache evicts one slot of each head, so that all steps launch
+    /// the same kernels.
     pub fn is_steady(&self, cache: &LayerCache) -> bool {
         self.interval == 1 && !self.keeps_order && cache.at_limits()
     }
@@ -477,11 +477,11 @@ impl EvictionRule<'_> {
         heads.map(move |(&length, &limit)| length + more >= limit.saturating_add(self.interval))
     }
 
-    /// What is over the limits, if it is time to evict.
+    /// The slots to evict, if some head is `interval` slots over its limit.
     ///
     /// # Errors
-    /// Those of its scores, and [`PolicyError`] where a head's limit does not hold what the policy
-    /// protects.
+    /// The errors of its scores, and [`PolicyError`] where a head's limit is below the number of
+    /// protected tokens.
     pub fn due(&self, view: &DecodeView<'_>) -> Result<Option<Eviction>> {
         let DecodeView { cache, step, .. } = view;
         let Some(limits) = cache.limits() else { return Ok(None) };
@@ -499,7 +499,7 @@ impl EvictionRule<'_> {
             };
             return Ok(Some(Eviction::One { victims, limits: limits.to_vec() }));
         }
-        // Many at once, or scores that depend on the slots' order, which stays.
+        // Many slots go at once, or the scores depend on the slots' order, which must stay.
         let scores = protect(cache, scores, &step.position, &protected);
         let heads = self.due_heads(cache, 0).zip(limits).zip(cache.layout().lengths());
         let counts = heads.map(|((due, &limit), &length)| if due { limit } else { length });
@@ -511,15 +511,15 @@ impl Eviction {
     /// The slots that stay. Waits for the device where single victims go.
     ///
     /// # Errors
-    /// Those of the device.
+    /// [`PolicyError`] where the device cannot be read.
     pub fn kept(self, cache: &LayerCache) -> Result<Selection> {
         match self {
             Self::One { victims, limits } => {
                 let victims = read_i32("victims", victims)?;
                 let layout = cache.layout();
                 let kept =
-                    victims.iter().zip(&limits).enumerate().map(|(pair, (&victim, &limit))| {
-                        let live = layout.live(pair);
+                    victims.iter().zip(&limits).enumerate().map(|(range, (&victim, &limit))| {
+                        let live = layout.live(range);
                         let all = 0..live.len() as u32;
                         let goes = |at: &u32| {
                             live.len() > limit && live.start + *at as usize == victim as usize
@@ -546,8 +546,8 @@ impl Eviction {
     }
 }
 
-/// Attention to all live slots. Where logits are asked for, probabilities are made of them: the
-/// kernel writes one or the other.
+/// Attention to all live slots. Where the plan asks for logits, probabilities are computed from
+/// them: the kernel writes one or the other.
 fn attend_live(
     cache: &LayerCache,
     query: &Tensor<3>,
@@ -563,9 +563,9 @@ fn attend_live(
     let mut attention = cache.attend(query.clone(), options)?;
     if probabilities && logits {
         let (logits, log_sum_exp) = logits_of(&attention)?;
-        // Every slot's own head has its group's.
-        let own = log_sum_exp.reshape([cache.layout().pairs(), logits.dims()[1]]);
-        let own = own.select(0, cache.slot_pairs().clone());
+        // Each slot takes the log-sum-exps of its head range.
+        let own = log_sum_exp.reshape([cache.layout().head_ranges(), logits.dims()[1]]);
+        let own = own.select(0, cache.slot_ranges().clone());
         attention.probabilities = Some((logits - own).exp());
     }
     Ok(attention)
@@ -590,7 +590,7 @@ fn protect(
 ) -> Tensor<1> {
     let (rows, heads) = (cache.layout().batch(), cache.layout().kv_heads());
     let device = &cache.options().device;
-    let of_slots = |per_head: Tensor<1, Int>| per_head.select(0, cache.slot_pairs().clone());
+    let of_slots = |per_head: Tensor<1, Int>| per_head.select(0, cache.slot_ranges().clone());
     let upload = |end: usize| {
         let counts = protected.iter().map(|ends| i32::try_from(ends[end]).unwrap_or(i32::MAX));
         let counts: Vec<i32> = counts.collect();
@@ -601,7 +601,7 @@ fn protect(
         scores = scores.mask_fill(first, f32::INFINITY);
     }
     if protected.iter().any(|[_, recents]| *recents > 0) {
-        // The oldest protected position of each slot's (sequence, head).
+        // The oldest protected position of each slot's head range.
         let now = position.clone().cast(DType::I32).unsqueeze_dim::<2>(1);
         let now = now.expand([rows, heads]).reshape([rows * heads]);
         let oldest = of_slots((now - upload(1)).add_scalar(1));

@@ -31,7 +31,8 @@ pub struct WriteSlots {
     limits_on_device: Tensor<2, Int>,
     /// The cache's limits, `[B * Hkv]`.
     limits: Vec<usize>,
-    /// What a step's heads count their arrivals by, 0 between steps: `[B, HeldSlots::ARRIVALS]`.
+    /// The counters of heads that have arrived in a step, 0 between steps:
+    /// `[B, HeldSlots::ARRIVALS]`.
     arrivals: Tensor<2, Int>,
     /// Whether tokens were counted as seen, so that slots have to be chosen anew.
     assumed: bool,
@@ -44,8 +45,7 @@ impl WriteSlots {
     ///
     /// # Errors
     /// [`Error::InvalidPlan`] without limits ([`LayerCache::set_limits`]), where a limit is 0 or
-    /// below what its head holds, or where numerators have weights of their own, which no such step
-    /// looks at.
+    /// below what its head holds, or for numerator weights, which these steps do not read.
     pub fn enable(cache: &mut LayerCache) -> Result<()> {
         if cache.track(NUMERATORS).is_some() {
             return Err(Error::InvalidPlan {
@@ -93,12 +93,12 @@ impl WriteSlots {
     ) -> Result<()> {
         let lengths = lengths_after_step(cache)?;
         let within = Self::of(cache)?.slots.clone();
-        let pairs = cache.layout().pairs();
+        let total_kv_heads = cache.layout().head_ranges();
         let ranges = cache.ranges();
         let appended = within.clone().equal(ranges.lengths.clone()).int().cast(DType::I32);
-        let slots = (ranges.offsets.clone() + within).reshape([pairs]);
+        let slots = (ranges.offsets.clone() + within).reshape([total_kv_heads]);
         let norms = values.clone().cast(cache.options().dtype);
-        let norms = log_norms(norms.reshape([pairs, cache.head_dim()]));
+        let norms = log_norms(norms.reshape([total_kv_heads, cache.head_dim()]));
         cache.write_tokens(&slots, keys, values, positions)?;
         cache.write_track(LOG_NORMS, &slots, norms)?;
         cache.change_slots([], |_, ranges, []| {
@@ -112,10 +112,10 @@ impl WriteSlots {
     /// `[B, Hq, D]`.
     ///
     /// # Shapes
-    /// As for [`LayerCache::append_projected`].
+    /// The shapes of [`LayerCache::append_projected`].
     ///
     /// # Errors
-    /// As [`Self::write`], and those of [`write_heads`].
+    /// The errors of [`Self::write`] and of [`write_heads`].
     pub fn write_projected(
         cache: &mut LayerCache,
         projected: Tensor<2>,
@@ -128,7 +128,7 @@ impl WriteSlots {
         let places = Self::of(cache)?.slots.clone();
         cache.reset_tracks(|cache| {
             let slots = cache.ranges().offsets.clone() + places.clone();
-            slots.reshape([cache.layout().pairs()])
+            slots.reshape([cache.layout().head_ranges()])
         })?;
         let mut query = None;
         cache.change_slots([LOG_NORMS], |pool, ranges, [log_norms]| {
@@ -147,8 +147,8 @@ impl WriteSlots {
     /// `query` `[B, Hq, D]`.
     ///
     /// # Errors
-    /// See [`evicting_attention`]; [`Error::InvalidPlan`] for a cache that is not held at its
-    /// limits.
+    /// The errors of [`evicting_attention`]; [`Error::InvalidPlan`] for a cache that is not held at
+    /// its limits.
     pub fn attend_and_choose_victim(
         cache: &mut LayerCache,
         query: Tensor<3>,
@@ -168,8 +168,8 @@ impl WriteSlots {
         Ok(evicting_attention(query, pool, weights, &ranges, held, options)?)
     }
 
-    /// Moves each head's slot on by one, in place: behind the live slots, or, from its limit on,
-    /// round to its slot `first` `[B, Hkv]`, 32-bit. So heads that are full overwrite their oldest
+    /// Advances each head's next slot by one, in place: to the slot behind the live ones or, at the
+    /// limit, back to the slot `first` `[B, Hkv]`, 32-bit. Full heads so overwrite their oldest
     /// slot behind the first ones.
     ///
     /// # Errors

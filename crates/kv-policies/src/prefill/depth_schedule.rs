@@ -3,12 +3,12 @@
 use crate::{PolicyError, Result};
 
 /// The layer `ℓ_s` behind which a schedule begins, counted from 1: three quarters of the layers,
-/// rounded down, unless told.
+/// rounded down, unless `start` is given.
 pub(crate) fn start_layer(start: Option<usize>, layers: usize) -> usize {
     start.unwrap_or(3 * layers / 4)
 }
 
-/// What to say where a schedule leaves all of a model's layers as they are.
+/// The warning about a schedule that leaves all of a model's layers as they are.
 pub(crate) fn idle(what: &str, start: Option<usize>, layers: usize) -> Vec<String> {
     let start = start_layer(start, layers);
     let idle = (start >= layers).then(|| {

@@ -12,15 +12,15 @@ use crate::{
 
 const NAME: &str = "etf";
 
-/// ETF: the early token freezing of PrHS, section IV-C. In layer `l` of `N`, counted from 1, a
-/// prompt of `T` tokens passes its tokens behind the first `sinks` up to number
+/// ETF: the early token freezing of PrHS, section IV-C. In layer `l` of `N`, counted from 1, the
+/// frozen tokens of a prompt of `T` tokens are the tokens behind the first `sinks` up to number
 ///
 /// ```text
 /// E_l = floor((1 - psi^(gamma (l - start) / (N - start))) T) for l >= start, else 0    (eq. 16)
 /// ```
 ///
-/// on as they are: neither their attention nor their MLP is computed. All others attend to
-/// everything, and nothing changes while decoding.
+/// The layer passes their hidden states on as they are: neither their attention nor their MLP is
+/// computed. All other tokens attend to everything, and nothing changes while decoding.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Etf {
@@ -40,7 +40,7 @@ pub struct Etf {
 }
 
 impl Default for Etf {
-    /// Those of the paper.
+    /// The parameters of the paper.
     fn default() -> Self {
         Self { psi: 0.5, gamma: 1.0, start: None, sinks: 16, reuse: Reuse::Hidden }
     }
@@ -56,13 +56,13 @@ impl Etf {
         check_schedule(policy, [("psi", self.psi), ("gamma", self.gamma)])
     }
 
-    /// The share of a prompt at whose end a layer's frozen tokens end.
+    /// The share of a prompt at the end of which a layer's frozen tokens end.
     pub fn share(&self, layer: LayerContext) -> Share {
         let start = start_layer(self.start, layer.count);
         Share::of_depth([self.psi, self.gamma], layer.index, start, layer.count)
     }
 
-    /// What a layer freezes of a prompt of `tokens` tokens; `None` where it is nothing.
+    /// The tokens that a layer freezes of a prompt of `tokens` tokens; `None` if there are none.
     pub fn frozen(&self, layer: LayerContext, tokens: usize) -> Option<FrozenTokens> {
         // The first layer has no keys below it to copy.
         if self.reuse == Reuse::KeysValues && layer.index == 0 {

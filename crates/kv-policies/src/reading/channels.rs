@@ -22,17 +22,17 @@ pub enum Channels {
     Lists(Vec<Vec<Vec<u32>>>),
 }
 
-/// What counts of a calibration file.
+/// The parts of a calibration file that are read.
 #[derive(Deserialize)]
 struct Calibrated {
     layers: Vec<Vec<Vec<u32>>>,
 }
 
 impl Channels {
-    /// The same with what its file holds.
+    /// The channels, read from their file.
     ///
     /// # Errors
-    /// [`PolicyError::InvalidConfig`] for files that cannot be read and lists of nothing.
+    /// [`PolicyError::InvalidConfig`] for files that cannot be read and empty lists.
     pub(crate) fn read(self, policy: &'static str) -> Result<Self> {
         let invalid = |reason| PolicyError::InvalidConfig { policy: policy.into(), reason };
         let lists = match self {
@@ -95,9 +95,9 @@ impl Channels {
     }
 }
 
-/// `count` channels of every query head, `[B, Hq, count]`, ascending: those that were calibrated,
-/// or else those of the prompt's last `window` tokens, by the mean of `|q_c k_c|` of a token's own
-/// query and key.
+/// `count` channels of every query head, `[B, Hq, count]`, ascending: the calibrated channels, or
+/// else the channels of the highest mean `|q_c k_c|` of a token's own query and key, over the
+/// prompt's last `window` tokens.
 pub(crate) fn channels(
     policy: &'static str,
     calibrated: Option<&Channels>,
@@ -126,7 +126,7 @@ pub(crate) fn channels(
     Ok(int_numbers(flat, [batch, heads, count], &observation.keys.device()))
 }
 
-/// What says how much a channel matters.
+/// The statistic that ranks channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ChannelStatistic {
@@ -140,11 +140,11 @@ pub enum ChannelStatistic {
 }
 
 impl ChannelStatistic {
-    /// Its mean over tokens, after RoPE: a row a query head, or a key-value head for
-    /// [`ChannelStatistic::Key`], `[B, H, D]`, f32.
+    /// The statistic's mean over tokens, after RoPE: a row for each query head, or for each
+    /// key-value head under [`ChannelStatistic::Key`], `[B, H, D]`, f32.
     ///
     /// # Shapes
-    /// `queries` `[B, Hq, W, D]`, those of the last of the tokens of `keys` `[B, Hkv, T, D]`.
+    /// `keys` `[B, Hkv, T, D]`; `queries` `[B, Hq, W, D]`, of the last `W` of these tokens.
     pub fn mean(self, queries: &Tensor<4>, keys: &Tensor<4>) -> Tensor<3> {
         let [batch, heads, window, head_dim] = queries.dims();
         let kv_heads = keys.dims()[1];

@@ -11,9 +11,9 @@ use crate::{
 
 const NAME: &str = "cpe";
 
-/// CPE, PrHS's three selectors together (section IV-D): steps share index sets (CIS) among the
-/// tokens that their layer's window shows (PSAW), which holds in prefill too, where deep layers
-/// leave early tokens as they are (ETF).
+/// CPE, PrHS's three selectors together (section IV-D): steps share index sets (CIS) of tokens in
+/// their layer's window (PSAW). In prefill the window holds, too, and deep layers freeze early
+/// tokens (ETF).
 ///
 /// The window is known before the step: what it hides is neither scored nor read.
 #[derive(Debug, Clone)]
@@ -51,7 +51,7 @@ impl Cpe {
 }
 
 impl Cpe {
-    /// What chooses the tokens that steps read.
+    /// The part that chooses the tokens that steps read.
     pub fn cis(&self) -> &Cis {
         &self.cis
     }
@@ -146,8 +146,8 @@ impl Policy for Cpe {
     }
 }
 
-/// Whether slots of `kept` tokens, of `tokens`, are all of them but for a gap behind the sinks that
-/// the next step's window hides: where a token's slot is follows from how many are missing.
+/// Whether `kept` has all of `tokens` tokens, except a gap behind the sinks that the next step's
+/// window hides: a token's slot then follows from the number of missing tokens.
 fn in_sight_whole(kept: &[u32], tokens: usize, hidden: Share, sinks: usize) -> bool {
     let gap = kept.iter().zip(0..).take_while(|(token, at)| **token == *at).count();
     let freed = tokens - kept.len().min(tokens);

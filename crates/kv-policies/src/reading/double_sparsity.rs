@@ -18,10 +18,11 @@ const NAME: &str = "double-sparsity";
 
 /// Double Sparsity (Yang et al., 2024, section 3): the whole cache stays; a decode step scores
 /// every token by the few channels of each query head that matter most, and attends to the best
-/// ones exactly. The first layers attend to everything, and so do all while a prompt is read.
+/// ones exactly. The first layers attend to everything, and so do all layers while a prompt is
+/// read.
 ///
-/// Channels are calibrated offline ([`Channels`]). Without that they are those of the prompt's own
-/// last tokens, which is ours.
+/// Channels are calibrated offline ([`Channels`]). Without a calibration the prompt's own last
+/// tokens choose them, which is ours.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DoubleSparsity {
@@ -33,19 +34,21 @@ pub struct DoubleSparsity {
     /// Calibrated channels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub channels: Option<Channels>,
-    /// Without them, the prompt's last tokens that channels are chosen by.
-    #[serde(default = "window")]
+    /// The prompt's last tokens that choose channels, where none are calibrated.
+    #[serde(default = "default_window")]
     pub window: usize,
     /// First layers that attend to everything.
-    #[serde(default = "two")]
+    #[serde(default = "default_dense_layers")]
     pub dense_layers: usize,
 }
 
-fn window() -> usize {
+/// Ours.
+fn default_window() -> usize {
     64
 }
 
-fn two() -> usize {
+/// As under Quest.
+fn default_dense_layers() -> usize {
     2
 }
 
@@ -138,8 +141,8 @@ impl Policy for DoubleSparsity {
     }
 }
 
-/// The `tokens` slots at most of the highest products of queries and keys over a few channels,
-/// as [`label_scores`] says.
+/// At most `tokens` slots, of the highest products of queries and keys over a few channels
+/// ([`label_scores`]).
 ///
 /// # Shapes
 /// `query` `[B, Hq, D]`; integers `channels` `[B, Hq, r]` and `budgets` `[B, Hq, 3]`, without

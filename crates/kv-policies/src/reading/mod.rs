@@ -4,8 +4,8 @@
 //! * [`double_sparsity`]: attends to the best tokens by a few channels.
 //! * [`hshare`]: Double Sparsity with choices that queries, heads and layers share.
 //! * [`top_k_oracle`]: attends to the best tokens.
-//! * [`cis`]: `cis` attends to sets that similar steps share; those of `cis-star` have the budget's
-//!   size.
+//! * [`cis`]: `cis` attends to index sets that similar steps share; the sets of `cis-star` have the
+//!   budget's size.
 //! * [`cpe`]: CIS within PSAW's windows, ETF in prefill.
 //!
 //! What they share:

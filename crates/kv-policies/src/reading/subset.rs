@@ -1,14 +1,14 @@
-//! What policies that keep the whole cache and read a part of it have in common.
+//! Budgets of policies that keep the whole cache and read a part of it.
 
 use kv_core::{Budget, LayerCache};
 
 use crate::Observation;
 use crate::policy::state_tensors::{EXACT, int_numbers};
 
-/// State of what each head may read, integers `[B, H, 3]`: tokens to choose, sinks, recents.
+/// State of each head's budget, integers `[B, H, 3]`: tokens to choose, sinks, recents.
 pub(crate) const BUDGETS: &str = "budgets";
 
-/// Tokens that a budget has for a prompt; those of a whole number are the same behind any prompt.
+/// The tokens of a budget for a prompt. A budget in tokens does not depend on the prompt.
 pub(crate) fn tokens_of(budget: Budget, observation: &Observation<'_>) -> usize {
     match budget {
         Budget::Tokens(count) => count,

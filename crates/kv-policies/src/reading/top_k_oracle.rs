@@ -16,8 +16,8 @@ const NAME: &str = "top-k-oracle";
 /// and the tokens between them that have the most attention. It shows what a perfect choice of that
 /// size would keep; it reads all keys to choose.
 ///
-/// Sinks and recents are those of CIS ([`CisOptions`]), of which it is the ceiling at equal tokens
-/// and heads.
+/// Sinks and recents are as in CIS ([`CisOptions`]). At equal numbers of tokens and heads, the
+/// oracle is the upper bound of CIS.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TopKOracle {

@@ -92,8 +92,8 @@ pub fn describe(policy: &dyn Policy, written: &Value) -> Result<Description> {
     Ok(Description { name, budget, options, inner, combined: None })
 }
 
-/// A value as the configuration `written` has it, where that is a text or other options in the
-/// value's place, not another form of its numbers.
+/// The value as `written` has it, if that is a text or an object in the value's place, and not
+/// another form of its numbers.
 fn as_written(value: &Value, written: &Value) -> Value {
     match (value, written) {
         (Value::String(_), _) | (_, Value::Null) => value.clone(),
@@ -111,7 +111,7 @@ fn as_written(value: &Value, written: &Value) -> Value {
     }
 }
 
-/// Of a value that has options, as the default has, the options that differ.
+/// The options of `value` that differ from the default's, where both have options.
 fn departures(default: Option<&Value>, value: &Value, shown: Value) -> Value {
     let (Some(Value::Object(usual)), Value::Object(own)) = (default, value) else { return shown };
     match shown {

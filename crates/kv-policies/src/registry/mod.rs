@@ -69,12 +69,12 @@ impl Entry {
         }
     }
 
-    /// Whether a name and a budget make a policy: others need to be told more.
+    /// Whether a name and a budget are enough for this policy.
     pub fn needs_no_more(&self) -> bool {
         self.required().is_empty()
     }
 
-    /// For those that need more, a configuration that has it.
+    /// An example configuration of a policy that needs more.
     pub fn example(&self) -> Option<&'static str> {
         match self.name {
             COMBINE => Some(
@@ -351,8 +351,8 @@ pub const POLICIES: &[Entry] = &[
 ];
 
 /// Builds a policy from its configuration, such as
-/// `{"policy": "snapkv", "budget": 512, "window": 64}`. Whole budgets are
-/// tokens, those with a point a share of the prompt.
+/// `{"policy": "snapkv", "budget": 512, "window": 64}`. Whole budgets are tokens, budgets with a
+/// point a share of the prompt.
 ///
 /// ```
 /// use kv_policies::build;
@@ -388,7 +388,7 @@ pub fn build(config: &Value) -> Result<Arc<dyn Policy>> {
     }
 }
 
-/// The error with an example, where a policy needs more than a name and was not told.
+/// The error, with an example where a policy's configuration lacks a required option.
 fn with_example(error: PolicyError, entry: &Entry) -> PolicyError {
     match (error, entry.example()) {
         (PolicyError::InvalidConfig { policy, reason }, Some(example))
@@ -435,7 +435,7 @@ pub fn with_budget(config: &Value, budget: Budget) -> Value {
 /// Builds a policy with its paper's defaults.
 ///
 /// # Errors
-/// As [`build`].
+/// The errors of [`build`].
 pub fn build_named(name: &str, budget: Budget) -> Result<Arc<dyn Policy>> {
     build(&serde_json::json!({ "policy": name, "budget": budget }))
 }

@@ -7,8 +7,8 @@ use crate::policy::ends::fit_ends;
 /// (section 4.1). Its long-context runs keep 32 and 32.
 const PAPER: usize = 256;
 
-/// Sinks and recents of the `slots` that a budget has come to: as configured, else the paper's, cut
-/// to a quarter of the slots each so that small budgets still sample.
+/// Sinks and recents of the `slots` that a budget resolves to: the configured numbers, or else the
+/// paper's, each cut to a quarter of the slots so that small budgets still sample.
 ///
 /// # Errors
 /// [`crate::PolicyError::ProtectedOverBudget`].

@@ -23,8 +23,8 @@ fn duo_attention_streams_with_the_lowest_gates() {
                     };
                     let kept: Vec<usize> = kept.into_iter().map(|at| at as usize).collect();
                     assert_eq!(kept, expected, "{} {config} head {head}", tested.name);
-                    let pair = row * KV_HEADS + head / group;
-                    let capacity = cache.layout().capacities()[pair];
+                    let range = row * KV_HEADS + head / group;
+                    let capacity = cache.layout().capacities()[range];
                     assert!(!streams(head) || capacity <= sinks + recents, "{capacity} slots");
                     expected
                 });

@@ -99,15 +99,18 @@ fn golden_quest() {
             let budget = golden.number("token_budget") as usize;
             // Scores of all pages, and without the last one.
             let pages = tokens.div_ceil(page);
-            let pairs = batch * kv_heads;
-            let offsets = (0..pairs as i32).map(|pair| pair * tokens as i32).collect::<Vec<_>>();
+            let total_kv_heads = batch * kv_heads;
+            let offsets =
+                (0..total_kv_heads as i32).map(|range| range * tokens as i32).collect::<Vec<_>>();
             let ints = |values: &[i32]| {
                 Tensor::<1, Int>::from_data(values, (device, DType::I32)).reshape([batch, kv_heads])
             };
-            let ranges =
-                SlotRanges { offsets: ints(&offsets), lengths: ints(&vec![tokens as i32; pairs]) };
-            let pool = k.clone().reshape([pairs * tokens, dim]);
-            let rows = page_rows(pairs * tokens, pairs, page);
+            let ranges = SlotRanges {
+                offsets: ints(&offsets),
+                lengths: ints(&vec![tokens as i32; total_kv_heads]),
+            };
+            let pool = k.clone().reshape([total_kv_heads * tokens, dim]);
+            let rows = page_rows(total_kv_heads * tokens, total_kv_heads, page);
             let mut bounds = Tensor::zeros([rows, dim], (device, DType::F32));
             page_bounds(&pool, &ranges, &mut bounds, page, PageSpan::All { longest: tokens })
                 .unwrap();

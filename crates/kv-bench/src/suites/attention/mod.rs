@@ -234,7 +234,7 @@ fn compare(
                 sums.norm += f64::from(*e).powi(2);
             }
             let positions = read_i32("positions", cache.positions().clone())?;
-            let capacity = probabilities.len() / cache.layout().pairs();
+            let capacity = probabilities.len() / cache.layout().head_ranges();
             let policy = (&*policy_run.policy, observation.layer);
             let exact = Exact {
                 probabilities: &of_queries,
@@ -249,7 +249,7 @@ fn compare(
             if read_metrics::take(heads, policy, cache, &positions, &exact, budget, block)? {
                 continue;
             }
-            for pair in 0..cache.layout().pairs() {
+            for pair in 0..cache.layout().head_ranges() {
                 let live = cache.layout().live(pair);
                 // The full cache holds each head's tokens in order.
                 let mass =

@@ -60,15 +60,15 @@ pub(super) fn take(
     let Exact { probabilities, capacity, tokens, fit_check, heads: certified } = *exact;
     let attended = match policy.last_attended(layer, cache)? {
         Some(attended) => attended,
-        None if certified.is_some() => (0..cache.layout().pairs())
+        None if certified.is_some() => (0..cache.layout().head_ranges())
             .map(|pair| (0..cache.layout().live(pair).len()).collect())
             .collect(),
         None => return Ok(false),
     };
     let layout = cache.layout();
-    let group = probabilities.len() / capacity / layout.pairs();
-    let each = attended.len() / layout.pairs();
-    heads.resize(layout.pairs() * group, ReadMetrics::default());
+    let group = probabilities.len() / capacity / layout.head_ranges();
+    let each = attended.len() / layout.head_ranges();
+    heads.resize(layout.head_ranges() * group, ReadMetrics::default());
     let sets = cache.policy_state::<CisIndex>();
     let sets = sets.map(|index| index.sets().read()).transpose()?;
     for (range, slots) in attended.iter().enumerate() {

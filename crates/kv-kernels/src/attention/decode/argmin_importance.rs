@@ -1,9 +1,11 @@
-//! The slot of least importance, found in the kernel for matrix instructions: a cube looks through
-//! the logits that it has kept in shared memory, after its planes have been reduced. Importance is
-//! `Σ_g α_g ‖v‖₁`, what a slot adds to the output of a group's query heads.
+//! Finds the slot of least importance in the kernel for matrix instructions (`tensor_core.rs`). The
+//! importance of a slot is its contribution to the output of a group's query heads, `Σ_g α_g ‖v‖₁`,
+//! with `α_g` the attention probability. A cube reads the logits that it has kept in shared memory,
+//! after it has reduced the sums of its planes.
 //!
-//! No reads are under way at that time, so that every instruction counts: importances are
-//! logarithms to base 2, of which the device has exponentials, and are compared as integers.
+//! No reads from global memory are under way at that time, so the number of instructions sets the
+//! time. Importances are therefore logarithms to base 2, which the device's exponential takes, and
+//! they are compared as integers.
 
 use cubecl::prelude::*;
 
@@ -20,12 +22,12 @@ use crate::components::sort_key::sort_key_of_number;
 /// `log2 e`
 pub(super) const LOG2_E: f32 = std::f32::consts::LOG2_E;
 
-/// Slots whose norms are prefetched: by a cube with a whole range, and by one with a part.
+/// Slots whose value norms a cube prefetches: a cube with a whole range, and a cube of a cluster.
 const AHEAD: [usize; 2] = [4096, 2048];
-/// Slots whose importance a unit computes between two checks of whether there are more.
+/// Slots whose importance a unit computes before it checks whether the cube has more.
 pub(super) const TOGETHER: usize = 4;
 
-/// Slots of a unit whose norms are prefetched.
+/// Slots whose value norms each unit prefetches.
 pub(super) fn ahead(joined: bool, sums: PartialShape) -> usize {
     AHEAD[joined as usize] / (sums.planes * PLANE)
 }
@@ -33,20 +35,21 @@ pub(super) fn ahead(joined: bool, sums: PartialShape) -> usize {
 /// The slots of a range among which a cube looks for the least importance.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct CandidateSlots {
-    /// The range's first slot; the cube's first slot, counted from there; and how many slots the
-    /// cube has.
+    /// The range's first slot in the pool; the cube's first slot, counted from the range's first
+    /// slot; and the number of slots that the cube has, 0 where nothing is evicted.
     pub(super) start: usize,
     pub(super) first: usize,
     pub(super) count: usize,
-    /// Where in shared memory the logits are, and how far apart those of two query heads.
+    /// The index in shared memory of the first query head's logits, and the distance between the
+    /// logits of two query heads.
     pub(super) logits_at: usize,
     pub(super) stride: usize,
-    /// The slot of the newest token, counted from the range's first.
+    /// The slot of the newest token, counted from the range's first slot.
     pub(super) newest: i32,
 }
 
-/// Prefetches the logarithms of the norms of the first values that a unit looks at, where a slot is
-/// given up: they are on their way while planes are reduced.
+/// Prefetches the logarithms of the value norms of each unit's first slots, where the kernel
+/// evicts. The reads overlap with the reduction over planes.
 #[cube]
 pub(super) fn prefetch_log_norms(
     eviction: &ComptimeOption<Eviction>,
@@ -71,9 +74,10 @@ pub(super) fn prefetch_log_norms(
     norms
 }
 
-/// The least importance of a cube's slots, as a sort key, and the lowest slot that has it, counted
-/// from the range's first. Only the first plane gets them. `norms` are the logarithms of norms that
-/// were prefetched, `log_norms` `[S]` those of all values.
+/// Returns the least importance among the cube's slots, as a sort key, and the lowest slot that has
+/// it, counted from the range's first slot. Only the first plane gets them. `norms` holds the
+/// prefetched logarithms of this unit's value norms, `log_norms` `[S]` the logarithms of all value
+/// norms.
 #[cube]
 pub(super) fn argmin_importance(
     cube: &CubeSums,
@@ -98,7 +102,7 @@ pub(super) fn argmin_importance(
     #[unroll]
     for round in 0..comptime!(ahead.div_ceil(TOGETHER)) {
         if comptime!(round * TOGETHER * units) < candidates_of_cube.count {
-            // Without branches, so that the slots of a round wait for nothing one after another.
+            // No branches: no slot of a round waits for another slot.
             #[unroll]
             for c in comptime!(round * TOGETHER)..comptime!(((round + 1) * TOGETHER).min(ahead)) {
                 let slot = c * units + UNIT_POS as usize;
@@ -111,7 +115,7 @@ pub(super) fn argmin_importance(
                     compared,
                     group,
                 );
-                // Slots ascend, so `<` keeps the lowest among equals.
+                // Slots ascend, so `<` keeps the lowest of equal slots.
                 best_slot = select(value < best, slot, best_slot);
                 best = min(best, value);
             }
@@ -130,8 +134,8 @@ pub(super) fn argmin_importance(
     block_argmin(best, candidates_of_cube.first + best_slot, sums)
 }
 
-/// The least of the importances of a cube's units, as a sort key, and the lowest slot that has it.
-/// Only the first plane gets them.
+/// Returns the least importance among a cube's units, as a sort key, and the lowest slot that has
+/// it. Only the first plane gets them.
 #[cube]
 pub(super) fn block_argmin(
     best: f32,
@@ -167,20 +171,21 @@ pub(super) fn block_argmin(
     (least, least_slot as i32)
 }
 
-/// Among what importances are compared.
+/// Whether importances are compared within a head or summed over heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Compared {
-    /// The slots of a head. The least goes, so that slots that are no candidates count as infinite.
+    /// Each head evicts its own least important slot. A slot that is no candidate counts as
+    /// infinitely important.
     InHead {
         /// Whether the newest token is no candidate.
         spares_newest: bool,
     },
-    /// Sums over heads: slots of no weight add nothing.
+    /// Importances are summed over heads. A slot without weight in a head adds nothing to its sum.
     OverHeads,
 }
 
 impl Compared {
-    /// The importance of a slot that is no candidate.
+    /// The number that stands for the importance of a slot that is no candidate.
     fn absent(self) -> f32 {
         match self {
             Self::InHead { .. } => INFINITE_IMPORTANCE,
@@ -193,8 +198,8 @@ impl Compared {
     }
 }
 
-/// The importance of one of the cube's slots, `log2 Σ_g α_g ‖v‖₁`, or a stand-in for slots
-/// that are no candidates. `normalisers` are the query heads' log-sum-exps, to base 2.
+/// The importance of the cube's slot number `slot`, `log2 Σ_g α_g ‖v‖₁`, or `compared.absent()`
+/// where the slot is no candidate. `normalisers` are the query heads' log-sum-exps, to base 2.
 #[cube]
 pub(super) fn importance(
     totals: &Shared<[f32]>,
@@ -206,7 +211,7 @@ pub(super) fn importance(
     #[comptime] group: usize,
 ) -> f32 {
     let at = candidates_of_cube.logits_at + min(slot, candidates_of_cube.count - 1);
-    // What is no number is not without weight; it is below nothing, and never the least.
+    // `NaN < x` is false: a NaN logit counts as weighted, and its importance is never the least.
     let weightless = totals[at] < f32::new(WEIGHTLESS_LOGIT);
     let mut goes = slot < candidates_of_cube.count && !weightless;
     if comptime!(compared.spares_newest()) {
@@ -232,15 +237,16 @@ pub(super) fn importance(
     select(goes, value, f32::new(comptime!(compared.absent())))
 }
 
-/// The slot of a head that its next token is written to: the one of least importance where the head
-/// is full (`argmin`; the newest token's where there is none), else the slot behind the live ones.
+/// The slot that a head's next token is written to, counted from the range's first slot. A full
+/// head overwrites `argmin`, or the newest token's slot where there is no candidate. Any other head
+/// takes the slot after its live slots.
 #[cube]
 pub(crate) fn next_write_slot(argmin: i32, newest: i32, full: bool, length: i32) -> i32 {
     select(full, select(argmin == NO_INDEX, newest, argmin), length)
 }
 
-/// The candidates of a cluster's parts, as its first cube receives them: sort keys of importances,
-/// and slots.
+/// The candidates of a cluster's cubes, in the shared memory of its first cube: sort keys of
+/// importances, and slots.
 #[derive(CubeType)]
 pub(crate) struct ClusterArgmin {
     keys: Shared<[u32]>,
@@ -258,8 +264,8 @@ impl ClusterArgmin {
     }
 }
 
-/// Sends a part's slot of least importance, and the sort key of that importance, to the first cube
-/// of the cluster.
+/// Sends the part's least important slot, and the sort key of its importance, to the first cube of
+/// the cluster.
 #[cube]
 pub(crate) fn send_argmin(candidates: &ClusterArgmin, key: u32, slot_in_head: i32, rank: usize) {
     if UNIT_POS == 0 {
@@ -269,8 +275,8 @@ pub(crate) fn send_argmin(candidates: &ClusterArgmin, key: u32, slot_in_head: i3
     arrive_at_cluster();
 }
 
-/// The slot of least importance among those that the cluster's cubes have sent. Only the first cube
-/// gets it.
+/// Returns the least important slot among the candidates of the cluster's cubes. Only the first
+/// cube gets it.
 #[cube]
 pub(crate) fn cluster_argmin(
     candidates: &ClusterArgmin,
@@ -280,7 +286,7 @@ pub(crate) fn cluster_argmin(
     wait_for_cluster();
     let mut best = u32::new(NO_SORT_KEY as i64);
     let mut best_slot_in_head = i32::new(NO_INDEX as i64);
-    // Parts ascend, so `<` keeps the lowest among equals.
+    // Parts ascend, so `<` keeps the lowest of equal slots.
     if rank == 0 {
         #[unroll]
         for cube in 0..cubes {

@@ -5,7 +5,7 @@ use burn::backend::{Backend, ExtensionType};
 
 use super::DecodeConfig;
 
-/// What decode attention takes; what `config` does not use may be any tensor.
+/// The arguments of decode attention. A tensor that `config` does not use may be any tensor.
 #[derive(ExtensionType)]
 pub(crate) struct DecodeArgs<B: Backend> {
     /// `[B, Hq, D]`
@@ -22,12 +22,12 @@ pub(crate) struct DecodeArgs<B: Backend> {
     pub(crate) offsets: IntTensor<B>,
     /// `[B, Hkv]`
     pub(crate) lengths: IntTensor<B>,
-    /// Starts of windows, listed slots or index sets, in rows of each key-value head.
+    /// A row for each key-value head: the start of its window, its listed slots, or its index set.
     pub(crate) view: IntTensor<B>,
     pub(crate) config: DecodeConfig,
 }
 
-/// What decode attention returns.
+/// The results of decode attention.
 #[derive(ExtensionType)]
 pub(crate) struct DecodeTensors<B: Backend> {
     /// `[B, Hq, D]`

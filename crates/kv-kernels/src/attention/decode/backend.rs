@@ -1,4 +1,4 @@
-//! What `decode_attention` asks of a backend.
+//! The backend trait of `decode_attention`, and its implementations for CubeCL devices and the CPU.
 
 use burn::backend::{Backend, backend_extension};
 #[cfg(feature = "gpu")]
@@ -21,7 +21,7 @@ impl DecodeAttentionOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The op on the CPU, by its reference.
+    //! The implementation for the CPU, which runs the reference.
 
     use burn::backend::{DType, Element, Flex, Shape, TensorData};
     use burn_flex::FlexTensor;
@@ -46,7 +46,7 @@ mod cpu {
     }
 
     impl DecodeArgs<Flex> {
-        /// Attends, with these scores of every slot.
+        /// Runs the reference, and returns `scores` for every slot.
         pub(crate) fn solve(self, scores: Scores) -> DecodeTensors<Flex> {
             match self.query.dtype() {
                 DType::F16 => self.run::<f16>(scores, f16::to_f32, f16::from_f32),

@@ -1,17 +1,17 @@
-//! What fixes the code of the kernel for matrix instructions.
+//! The comptime configuration of the kernel for matrix instructions (`tensor_core.rs`).
 
 use cubecl::prelude::*;
 
 use super::Features;
 
-/// Keys, and so slots, that a plane multiplies in one step.
+/// Slots of a tile: the keys that a plane multiplies in one step.
 pub(crate) const MMA_KEYS: usize = 16;
-/// Planes of a cube where heads or their parts fill the device with two cubes a processor.
+/// Planes of a cube where heads, or parts of heads, fill the device with two cubes a processor.
 pub(crate) const PLANES: usize = 4;
 /// Banks of shared memory.
 const BANKS: usize = 32;
 
-/// What fixes the generated code.
+/// Comptime configuration of the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Blueprint {
     /// Query heads of a key-value head.
@@ -21,13 +21,13 @@ pub(crate) struct Blueprint {
     /// 32-bit words of a vector of values: 8 lanes take `16 * words` columns.
     pub(crate) words: usize,
     pub(crate) parts: KvSplit,
-    /// Numbers that shared memory has room for, at least.
+    /// The 32-bit numbers of shared memory that a cube takes, at least.
     pub(crate) room: usize,
     /// Planes of a cube.
     pub(crate) planes: usize,
-    /// Whether shared memory holds the slots of a cube's part, where these are listed.
+    /// Whether a cube copies the slots of its part to shared memory first, where slots are listed.
     pub(crate) staged: bool,
-    /// What becomes of logits.
+    /// Where logits go.
     pub(crate) logits: LogitsSink,
     pub(crate) features: Features,
 }
@@ -42,11 +42,11 @@ impl Blueprint {
 /// How the slots of a head are split among cubes, and where the partial sums of a cube go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum KvSplit {
-    /// A cube has all slots of a head, and writes the output.
+    /// One cube takes all slots of a head and writes the output.
     None,
-    /// Partial sums go to global memory, for a kernel behind.
+    /// Partial sums go to global memory, where `combine.rs` sums them.
     Global,
-    /// The cubes of a cluster, this many, have the parts of a head, and reduce them.
+    /// This many cubes of a cluster take the parts of a head, and reduce the sums among themselves.
     Cluster(usize),
 }
 
@@ -60,8 +60,8 @@ impl KvSplit {
     }
 }
 
-/// Shared memory between the query heads' logits of a part: a quarter of the banks more than whole
-/// rows of them, so that four heads write without conflict.
+/// The distance in shared memory between the logits of two query heads: whole rows of banks and a
+/// quarter row, so that four heads write without bank conflicts.
 #[cube]
 pub(super) fn stride_of(part: usize) -> usize {
     part.div_ceil(BANKS) * BANKS + comptime!(BANKS / 4)
@@ -74,21 +74,21 @@ pub(crate) enum LogitsSink {
     None,
     /// Each logit is written to global memory at once.
     Global,
-    /// Logits stay in shared memory, which has room for a cube's part, and are written together in
-    /// the end: a fraction of the cost.
+    /// Logits stay in shared memory, which has room for the cube's part, and are written together
+    /// at the end. This costs a fraction of single writes.
     Shared,
-    /// Logits stay in shared memory, and the cube or cluster, which has its whole head, finds the
-    /// slot of least importance: the kernel has an [`Eviction`](super::eviction::Eviction) then.
+    /// Logits stay in shared memory, where the cube or cluster that has the whole head finds the
+    /// slot of least importance. The kernel then takes an [`Eviction`](super::eviction::Eviction).
     ArgminInPlace {
         /// Whether the newest token is no candidate.
         spares_newest: bool,
-        /// Heads of a sequence that give up the same slot, or 0 where each head has its own.
+        /// Heads of a sequence that evict one common slot, or 0 where each head evicts its own.
         together: usize,
     },
 }
 
 impl LogitsSink {
-    /// Heads that give up a slot together, 0 for none.
+    /// Heads of a sequence that evict one common slot, or 0.
     pub(super) fn together(self) -> usize {
         match self {
             Self::ArgminInPlace { together, .. } => together,

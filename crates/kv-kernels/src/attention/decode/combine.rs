@@ -1,4 +1,6 @@
-//! Sums the parts of heads that were split among cubes.
+//! Combines the partial sums of heads that several cubes share (split-KV), where no cluster has
+//! reduced them. Part `p` leaves a maximum `m_p`, a sum of weights `l_p` and a weighted sum of
+//! values `o_p`. With `m = max_p m_p`, the output is `Σ_p exp(m_p − m) o_p / Σ_p exp(m_p − m) l_p`.
 
 use cubecl::prelude::*;
 
@@ -6,20 +8,21 @@ use super::kernel_args::HeadOutputs;
 use crate::components::sentinels::LOWEST_LOGIT;
 use crate::components::softmax::{divisor, larger, presence};
 
-/// What fixes the generated code.
+/// Comptime configuration of the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Blueprint {
     /// Query heads of a key-value head.
     pub(super) group: usize,
     /// Vectors of a row.
     pub(super) columns: usize,
-    /// Units of a column.
+    /// Units that share a column.
     pub(super) rows: usize,
     /// Whether log-sum-exps are wanted.
     pub(super) log_sum_exp: bool,
 }
 
-/// One cube for each of `heads` query heads; `rows` units a column, each with every `rows`-th part.
+/// Launches one cube for each of `heads` query heads. A column has `rows` units, each of which sums
+/// every `rows`-th part.
 #[cube(launch_unchecked)]
 pub(super) fn combine_kernel<F: Float, N: Size>(
     outputs: &mut HeadOutputs<Vector<F, N>, Vector<f32, N>>,

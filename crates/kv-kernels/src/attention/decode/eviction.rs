@@ -1,48 +1,49 @@
-//! What the kernel for matrix instructions takes and writes where it also chooses the slots that
-//! the next tokens overwrite.
+//! Arguments of the kernel for matrix instructions where it also chooses the slots that the next
+//! tokens overwrite.
 
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// A sequence's caches that are held at their limits.
+/// The tensors that an eviction within the attention kernel reads and writes.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct Eviction {
-    /// Logarithms of the values' norms, `[S]`.
+    /// Logarithms of the value norms, `[S]`.
     pub(super) log_norms: Box<[f32]>,
     /// Slots that each head may hold, `[B, Hkv]`.
     pub(super) limits: Box<[i32]>,
-    /// Slots of the newest tokens, `[B, Hkv]`, counted from each range's first, which the kernel
-    /// replaces by the slots that the next tokens are written to.
+    /// Slots of the newest tokens, `[B, Hkv]`, counted from each range's first slot. The kernel
+    /// replaces them by the slots that the next tokens are written to.
     pub(super) write_slots: Box<[i32]>,
-    /// Where heads give up a slot together: importances, `[B * Hkv, stride]`. Each head's row
-    /// begins with a line of the L2 cache.
+    /// Importances of slots, `[B * Hkv, stride]`, where heads evict one common slot. Each head's
+    /// row begins with a line of the L2 cache.
     pub(super) importances: Box<[f32]>,
-    /// Where heads give up a slot together: a sequence's arrivals, `[B, ARRIVALS]`, 0 before and
-    /// behind the kernel.
+    /// Counters of a sequence's arrivals, `[B, ARRIVALS]`, where heads evict one common slot. They
+    /// are 0 before and after the kernel.
     pub(super) arrivals: Box<[u32]>,
 }
 
-/// What an eviction asks of the attention kernel.
+/// The eviction that a call asks for, on the host.
 pub(crate) struct Evicts {
-    /// `[S]`, contiguous, as the tensors that follow.
+    /// Logarithms of the value norms, `[S]`. This tensor and the next ones are contiguous.
     pub(crate) log_norms: CubeTensor,
-    /// `[B, Hkv]`
+    /// Slots that each head may hold, `[B, Hkv]`.
     pub(crate) limits: CubeTensor,
-    /// Slots of the newest tokens, `[B, Hkv]`; where the kernel decides, it replaces them by the
-    /// slots that the next tokens are written to.
+    /// Slots of the newest tokens, `[B, Hkv]`. Where the attention kernel decides, it replaces them
+    /// by the slots that the next tokens are written to.
     pub(crate) write_slots: CubeTensor,
-    /// A sequence's arrivals, `[B, ARRIVALS]`: 0 before and behind the kernel.
+    /// Counters of a sequence's arrivals, `[B, ARRIVALS]`, 0 before and after the kernel.
     pub(crate) arrivals: CubeTensor,
     /// Whether the newest token is no candidate.
     pub(crate) spares_newest: bool,
-    /// Whether nothing else is kept, and importances are not wanted: the kernel may decide then.
+    /// Whether no sinks or recents are kept, and no importances are returned. Otherwise the
+    /// attention kernel may not decide.
     pub(crate) alone: bool,
-    /// Heads of a sequence that give up the same slot, or 0 where each has its own.
+    /// Heads of a sequence that evict one common slot, or 0 where each head evicts its own.
     pub(crate) together: usize,
 }
 
 impl Evicts {
-    /// As the kernel takes it.
+    /// The eviction as the kernel's argument.
     pub(super) fn launched(&self, importances: CubeTensor) -> EvictionLaunch {
         let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
         EvictionLaunch::new(

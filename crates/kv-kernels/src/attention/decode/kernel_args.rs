@@ -1,4 +1,4 @@
-//! What the kernels of attention take: queries, pools of slots, head ranges, and outputs.
+//! Arguments of the attention kernels: queries, pools of slots, head ranges and outputs.
 
 use cubecl::prelude::*;
 
@@ -13,37 +13,37 @@ use super::slot_indexer::SlotIndexer;
 pub(crate) struct Queries<Q: CubePrimitive> {
     /// `[B, Hkv, G, D]`, in the kernel's vectors or words.
     pub(crate) rows: Box<[Q]>,
-    /// What products with keys are multiplied by.
+    /// The factor of `q · k`.
     pub(crate) scale: f32,
 }
 
-/// A layer's pool of slots, with what weighs them.
+/// A layer's pool of slots, and the weights of its slots.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct WeightedPool<K: CubePrimitive, V: CubePrimitive> {
     /// `[S, D]`, in the kernel's vectors or words.
     pub(crate) keys: Box<[K]>,
     /// `[S, D]`, in the kernel's vectors or words.
     pub(crate) values: Box<[V]>,
-    /// Logarithms of weights, `[S]`, where the kernel's features name weights.
+    /// Logarithms of weights, `[S]`; read where the kernel's features have `weighted`.
     pub(crate) log_weights: Box<[f32]>,
-    /// Weights of values alone, `[S]`, where the kernel's features name them.
+    /// Weights of the values alone, `[S]`; read where the kernel's features have `numerators`.
     pub(crate) numerators: Box<[f32]>,
     /// `S`
     pub(crate) slots: usize,
 }
 
-/// The head ranges that a launch attends to, the slots of them that queries see, and the parts that
-/// cubes take of them.
+/// The head ranges of a launch, the slots that queries see of each range, and the number of cubes
+/// that share a range.
 ///
-/// On CUDA, pointers and then scalars lie in constant memory in the order of a kernel's arguments,
-/// and each line of 64 bytes costs a first read. A kernel needs the number of heads and the splits
-/// before all other scalars. So ranges stand before the pool among a kernel's arguments: both
-/// numbers then lie in the line of the pointers.
+/// On CUDA, a kernel's pointers and then its scalars lie in constant memory, in the order of the
+/// arguments. The first read of each 64-byte line costs time. A kernel needs the number of heads
+/// and the number of splits first. So ranges stand before the pool among the arguments: both
+/// numbers then share a line with the pointers.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct AttendedRanges {
     /// First slots, `[B, Hkv]`.
     pub(super) offsets: Box<[i32]>,
-    /// Live slots, or listed ones, `[B, Hkv]`.
+    /// Live slots of each range, or slots of its list, `[B, Hkv]`.
     pub(super) lengths: Box<[i32]>,
     /// `[B, Hkv, width]`: starts of windows, listed slots, or rows of index sets.
     pub(super) view: Box<[i32]>,
@@ -51,9 +51,9 @@ pub(crate) struct AttendedRanges {
     pub(super) total_kv_heads: usize,
     /// Cubes that share a range.
     pub(super) splits: usize,
-    /// Numbers of the view for each range.
+    /// Numbers of `view` for each range.
     pub(super) width: usize,
-    /// First slots of a range that queries see whatever the window.
+    /// Slots at the start of a range that queries see besides the window.
     pub(super) sinks: usize,
 }
 
@@ -65,7 +65,7 @@ impl AttendedRanges {
         SlotIndexer::new(&self.view, &self.offsets, &self.lengths, kv_head, width, sinks, kind)
     }
 
-    /// The part of a range that `cube` has, where the kernel for matrix instructions attends.
+    /// The part of a range that cube number `cube` takes, in the kernel for matrix instructions.
     pub(super) fn part(
         &self,
         eviction: &ComptimeOption<Eviction>,
@@ -86,24 +86,25 @@ impl AttendedRanges {
     }
 }
 
-/// Where the output of query heads goes: whole, or in parts that a kernel behind combines.
+/// The output of query heads: whole, or in parts that `combine.rs` combines.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct HeadOutputs<O: CubePrimitive, P: CubePrimitive> {
     /// `[B, Hkv, G, D]`, in the kernel's vectors.
     pub(crate) output: Box<[O]>,
-    /// `[B, Hkv, G]`, where it is wanted.
+    /// `[B, Hkv, G]`, written where log-sum-exps are wanted.
     pub(crate) log_sum_exp: Box<[f32]>,
-    /// Sums of the parts, not divided yet: `[B, Hkv, splits, G, D]`, in the kernel's vectors, where
-    /// ranges are split.
+    /// Weighted sums of values of the parts, before the division, `[B, Hkv, splits, G, D]`, in the
+    /// kernel's vectors. Written where ranges are split.
     pub(crate) partial: Box<[P]>,
-    /// Maximum and sum of weights of the parts, `[B, Hkv, splits, G, 2]`, where ranges are split.
+    /// Largest logit and sum of weights of the parts, `[B, Hkv, splits, G, 2]`. Written where
+    /// ranges are split.
     pub(crate) stats: Box<[f32]>,
 }
 
-/// What decode attention writes.
+/// The outputs of decode attention.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct DecodeOutputs<O: CubePrimitive, P: CubePrimitive> {
     pub(crate) heads: HeadOutputs<O, P>,
-    /// Logits, `[S, G]`, where they are wanted.
+    /// Logits of slots, `[S, G]`, written where they are wanted.
     pub(crate) scores: Box<[f32]>,
 }

@@ -1,4 +1,5 @@
-//! Launches decode attention on CubeCL devices.
+//! Launches decode attention on CubeCL devices: the attention kernel, then `combine.rs` where parts
+//! of heads are left, then `normalise.rs` where probabilities are wanted.
 
 use burn::backend::{DType, Shape, TensorMetadata};
 use burn_cubecl::CubeBackend;
@@ -20,46 +21,47 @@ use super::{DecodeConfig, ViewKind, normalise, plain, tensor_core, together};
 use crate::backend::client::{elem_type, empty_like, grid, widest_cube, zeros_like};
 use crate::backend::strategy::{DeviceTraits, Strategy};
 
-/// What the attention kernel leaves for those behind it.
+/// The tensors that the attention kernel leaves for the kernels after it.
 pub(crate) struct Attended {
     /// `[B, Hq, D]`; not written yet where the heads are in parts.
     pub(crate) output: CubeTensor,
     /// `[B, Hq]`; not written yet where the heads are in parts.
     pub(crate) log_sum_exp: CubeTensor,
-    /// Logits, `[S, G]`, of the slots attended to.
+    /// Logits of the attended slots, `[S, G]`.
     pub(crate) scores: CubeTensor,
-    /// `[B, Hkv, splits, G, D]`
+    /// Weighted sums of values of each part, `[B, Hkv, splits, G, D]`.
     pub(crate) partial: CubeTensor,
-    /// `[B, Hkv, splits, G, 2]`
+    /// Largest logit and sum of weights of each part, `[B, Hkv, splits, G, 2]`.
     pub(crate) stats: CubeTensor,
     /// Parts of a head.
     pub(crate) splits: usize,
     /// `G`
     pub(crate) group: usize,
-    /// Whether they are still to be joined.
+    /// Whether the parts are still to be combined.
     pub(crate) split: bool,
-    /// Whether the output is whole and the next places are written: nothing is left to be done.
+    /// Whether the output is whole and the next slots are written, so that no kernel needs to
+    /// follow.
     pub(crate) decided: bool,
 }
 
-/// How ranges are attended to.
+/// How ranges are split, and by which kernel they are attended to.
 struct Plan {
     /// Parts of a range.
     splits: usize,
     kernel: Kernel,
-    /// Numbers of shared memory that a cube takes, at least.
+    /// The 32-bit numbers of shared memory that a cube takes, at least.
     room: usize,
     logits: LogitsSink,
     parts: KvSplit,
 }
 
 impl DecodeArgs<CubeBackend> {
-    /// Returns output, log-sum-exp, and probabilities or logits.
+    /// Runs the call; returns output, log-sum-exp, and probabilities or logits.
     pub(crate) fn run(self) -> DecodeTensors<CubeBackend> {
         let call = self.packed();
         let features = call.config.features;
         let scores = match features.scores {
-            // Zeros, since slots that are not attended to are not written.
+            // Zeros: kernels do not write slots that are not attended to.
             true => zeros_like(&call.query, call.scores_shape()),
             false => empty_like(&call.query, Shape::from([1, 1]), DType::F32),
         };
@@ -76,7 +78,8 @@ impl DecodeArgs<CubeBackend> {
         DecodeTensors { output, log_sum_exp, scores }
     }
 
-    /// Attends, and either decides or leaves all heads in parts, if only one each, and logits.
+    /// Attends, and evicts in the same launch where that is possible. Otherwise leaves the logits
+    /// and the partial sums of all heads, even of heads in one part.
     pub(crate) fn run_evicting(self, evicts: &Evicts) -> Attended {
         self.packed().attend(None, Some(evicts))
     }
@@ -113,7 +116,8 @@ impl DecodeArgs<CubeBackend> {
         [slots, self.group()]
     }
 
-    /// Launches the kernel; `scores` are for logits, of live slots alone where there are none.
+    /// Launches the attention kernel. `scores` takes the logits; without it a fresh tensor does, in
+    /// which only live slots are written.
     fn attend(&self, scores: Option<CubeTensor>, evicts: Option<&Evicts>) -> Attended {
         let query = &self.query;
         let client = query.client.clone();
@@ -152,7 +156,7 @@ impl DecodeArgs<CubeBackend> {
 
         let count = grid(total_kv_heads * splits);
         let dtype = elem_type(query.dtype);
-        // The kernels for attention take the same arguments.
+        // All attention kernels take these arguments.
         macro_rules! attend {
             ($kernel:path, $units:expr, $lanes:expr, $blueprint:expr $(, $eviction:expr)?) => {
                 $kernel(
@@ -228,7 +232,7 @@ impl DecodeArgs<CubeBackend> {
         Attended { output, log_sum_exp, scores, partial, stats, splits, group, split, decided }
     }
 
-    /// The head ranges, each in `splits` parts, as kernels take them.
+    /// The head ranges, each in `splits` parts, as a kernel's argument.
     fn ranges(&self, splits: usize) -> AttendedRangesLaunch {
         AttendedRangesLaunch::new(
             self.offsets.clone().into_buffer_arg(),
@@ -241,7 +245,7 @@ impl DecodeArgs<CubeBackend> {
         )
     }
 
-    /// Into what parts the ranges go, and what becomes of them.
+    /// How many parts each range has, and where the sums and logits of a part go.
     fn plan(&self, evicts: Option<&Evicts>) -> Plan {
         let query = &self.query;
         let [_, _, head_dim] = query.shape().dims();
@@ -270,7 +274,7 @@ impl DecodeArgs<CubeBackend> {
         Plan { splits, kernel: chosen, room, logits, parts }
     }
 
-    /// Parts that the cubes of a cluster join.
+    /// The plan in which clusters join the parts of a range; `None` where clusters do not serve.
     fn joined(
         &self,
         device: &DeviceTraits,
@@ -286,18 +290,18 @@ impl DecodeArgs<CubeBackend> {
         decided.then_some(Plan { splits, kernel, room, logits, parts: KvSplit::Cluster(splits) })
     }
 
-    /// Whether slots are attended to that are listed.
+    /// Whether the query attends to listed slots.
     fn listed(&self) -> bool {
         matches!(self.config.features.view, ViewKind::List | ViewKind::Sets)
     }
 
-    /// Whether a part's listed places find room in shared memory.
+    /// Whether shared memory has room for the listed slots of a part.
     fn staged(&self, splits: usize, room: usize) -> bool {
         let longest = self.config.longest;
         self.listed() && longest.div_ceil(splits).next_multiple_of(blueprint::MMA_KEYS) <= room
     }
 
-    /// What the kernel does with logits: keeps them to itself where there is room.
+    /// Where the kernel leaves logits: in shared memory where it has room.
     fn logits(
         &self,
         kernel: Kernel,
@@ -312,7 +316,8 @@ impl DecodeArgs<CubeBackend> {
         if !features.scores {
             return LogitsSink::None;
         }
-        // A part in whole tiles, with a gap between query heads, behind the sums of all planes.
+        // Shared memory holds the sums of all planes, then the logits of a part in whole tiles,
+        // with a gap between query heads.
         let part = longest.div_ceil(splits).next_multiple_of(blueprint::MMA_KEYS);
         let collected = (planes * head_dim + blueprint::stride_of(part)) * group;
         if features.view != ViewKind::All || collected > room {
@@ -326,10 +331,10 @@ impl DecodeArgs<CubeBackend> {
         }
     }
 
-    /// Makes probabilities of logits.
+    /// Turns logits into probabilities.
     fn normalise(&self, attended: &Attended) {
         let [slots, _] = self.keys.shape().dims();
-        // SAFETY: as for the attention.
+        // SAFETY: as in `attend`.
         unsafe {
             normalise::normalise_kernel::launch_unchecked(
                 &self.query.client.clone(),
@@ -346,7 +351,7 @@ impl DecodeArgs<CubeBackend> {
     }
 }
 
-/// Output and log-sum-exp, and sums and statistics of parts, as kernels take them.
+/// Outputs, and sums and statistics of parts, as a kernel's argument.
 pub(crate) fn head_outputs<O: CubePrimitive, P: CubePrimitive>(
     [output, log_sum_exp]: [&CubeTensor; 2],
     [partial, stats]: [&CubeTensor; 2],
@@ -359,8 +364,9 @@ pub(crate) fn head_outputs<O: CubePrimitive, P: CubePrimitive>(
     )
 }
 
-/// Sums the parts of each head: of `partial` `[B * Hkv, splits, G, D]` and `stats` `[B * Hkv,
-/// splits, G, 2]` to output `[B, Hq, D]` and, where it is wanted, log-sum-exp `[B, Hq]`.
+/// Combines the parts of each head. Takes `partial` `[B * Hkv, splits, G, D]` and `stats` `[B *
+/// Hkv, splits, G, 2]`; writes the output `[B, Hq, D]` and, where wanted, the log-sum-exp `[B,
+/// Hq]`.
 pub(crate) fn combine(
     parts: [&CubeTensor; 2],
     outputs: [&CubeTensor; 2],
@@ -375,7 +381,7 @@ pub(crate) fn combine(
     let columns = head_dim / lanes;
     let (widest, _) = widest_cube(&output.client);
     let rows = (widest.min(512) / columns).clamp(1, 16);
-    // SAFETY: the kernel stays within the parts that an attention made.
+    // SAFETY: the kernel stays within the parts that an attention kernel wrote.
     unsafe {
         combine_kernel::launch_unchecked(
             &output.client.clone(),

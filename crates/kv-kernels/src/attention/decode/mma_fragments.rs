@@ -1,9 +1,9 @@
-//! The operands of matrix instructions: how a plane loads a tile of 16 slots into the registers in
-//! which the products take them.
+//! Operands of matrix instructions: a plane loads a tile of 16 slots into the registers from which
+//! `products.rs` multiplies, without shared memory or exchanges between lanes.
 //!
-//! Lane `4 r + j` of a plane has the keys of slots `r` and `r + 8`, every fourth piece from `j` on,
-//! and the values of slots `2 j`, `2 j + 1`, `2 j + 8` and `2 j + 9`, every eighth piece from `r`
-//! on.
+//! Lane `4 r + j` of a plane holds every fourth 16-byte piece, from piece `j` on, of the keys of
+//! slots `r` and `r + 8`. It holds every eighth piece, from piece `r` on, of the values of slots `2
+//! j`, `2 j + 1`, `2 j + 8` and `2 j + 9`.
 
 use cubecl::prelude::*;
 
@@ -22,37 +22,37 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// Pieces of a key, of 32 columns: each of 4 lanes has 8 of them.
+    /// Pieces of a key, of 32 columns each, of which each of 4 lanes holds 8 columns.
     pub(crate) fn pieces(self) -> usize {
         self.dim / 32
     }
 
-    /// Columns of a value that 8 lanes take at once.
+    /// Columns of a value that 8 lanes hold in one vector each.
     pub(crate) fn span(self) -> usize {
         16 * self.words
     }
 
-    /// Vectors of a value that a lane has.
+    /// Vectors of a value that a lane holds.
     pub(crate) fn blocks(self) -> usize {
         self.dim / self.span()
     }
 }
 
-/// The index in the range of the `u`-th logit of a lane in a tile: `2 j`, `2 j + 1`, `2 j + 8`, `2
-/// j + 9` from the tile's first slot on.
+/// The position of a lane's `u`-th logit among the slots that the query attends to. `tile` is the
+/// position of the tile's first slot; `u` counts through `2 j`, `2 j + 1`, `2 j + 8`, `2 j + 9`.
 #[cube]
 pub(crate) fn key_index(tile: usize, #[comptime] u: usize, j: usize) -> usize {
     tile + 2 * j + comptime!(u % 2 + (u / 2) * 8)
 }
 
-/// Where a lane is in a tile of 16 slots.
+/// A lane's position in a tile of 16 slots.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct TileLane {
-    /// The tile's first slot, as the query counts those that it attends to.
+    /// The tile's first slot, counted among the slots that the query attends to.
     pub(crate) tile: usize,
-    /// Of lane `4 r + j`.
+    /// `r` of lane `4 r + j`.
     pub(crate) r: usize,
-    /// Of lane `4 r + j`.
+    /// `j` of lane `4 r + j`.
     pub(crate) j: usize,
 }
 
@@ -60,30 +60,31 @@ pub(crate) struct TileLane {
 #[derive(CubeType)]
 pub(crate) struct PartSlots {
     pub(crate) indexer: SlotIndexer,
-    /// The part's first slot, as the query counts those that it attends to.
+    /// The part's first slot, counted among the slots that the query attends to.
     pub(crate) first: usize,
-    /// The first slot behind the part, as the query counts those that it attends to.
+    /// The first slot after the part, counted among the slots that the query attends to.
     pub(crate) end: usize,
-    /// Slots of the pool: the number that stands for no slot.
+    /// Slots of the pool. This number stands for no slot.
     pub(crate) slots: usize,
     #[cube(comptime)]
     pub(crate) kind: ViewKind,
-    /// Whether shared memory holds the part's slots.
+    /// Whether the cube has copied the part's slots to shared memory.
     #[cube(comptime)]
     pub(crate) staged: bool,
-    /// Whether values are the first to leave the L2 cache.
+    /// Whether values are read as the first to leave the L2 cache.
     #[cube(comptime)]
     pub(crate) fleeting: bool,
 }
 
 #[cube]
 impl PartSlots {
-    /// The `i`-th slot that the query attends to. Where slots are staged, `totals` has the part's
-    /// slots.
+    /// The `i`-th slot that the query attends to. `totals` holds the part's slots where they are
+    /// staged.
     fn slot(&self, view: &[i32], totals: &Shared<[f32]>, i: usize) -> usize {
         if self.staged.comptime() {
-            // Bits of integers: the sums of planes take the same shared memory when all rows are
-            // read. With memory of their own for slots, fewer cubes would share a processor.
+            // Slots lie in `totals` as bits of f32. The sums of planes take this shared memory
+            // later, when all rows are read. With separate shared memory for slots, fewer cubes
+            // would fit on a processor.
             u32::reinterpret(totals[i - self.first]) as usize
         } else {
             self.indexer.slot(view, i, self.slots, self.kind)
@@ -91,23 +92,23 @@ impl PartSlots {
     }
 }
 
-/// What a lane has of a tile's slots `2 j`, `2 j + 1`, `2 j + 8` and `2 j + 9`, to which its logits
-/// belong.
+/// A lane's values and weights of four slots of a tile, `2 j`, `2 j + 1`, `2 j + 8` and `2 j + 9`.
+/// The lane's logits belong to these slots.
 #[derive(CubeType)]
 pub(crate) struct TileSlots<N: Size> {
-    /// Every eighth piece of a value from `r` on, `[4, blocks]`.
+    /// Every eighth piece of each value from piece `r` on, `[4, blocks]`.
     pub(crate) values: Array<Vector<u32, N>>,
     /// The slots, `[4]`.
     pub(crate) at: Array<usize>,
     /// Logarithms of weights, `[4]`, where slots are weighted.
     pub(crate) log_weights: Array<f32>,
-    /// Weights of the values alone, `[4]`, where there are any.
+    /// Weights of the values alone, `[4]`, where they differ from the slots' weights.
     pub(crate) numerators: Array<f32>,
 }
 
 #[cube]
 impl<N: Size> TileSlots<N> {
-    /// Registers for a tile's slots.
+    /// Unset registers for a tile's slots.
     pub(crate) fn room(#[comptime] rows: Rows) -> TileSlots<N> {
         TileSlots::<N> {
             values: Array::new(comptime!(4 * rows.blocks())),
@@ -117,8 +118,8 @@ impl<N: Size> TileSlots<N> {
         }
     }
 
-    /// Reads the weights of the tile's slots, those that there are; indices of no slot get the last
-    /// slot's.
+    /// Reads the weights that the features name. Where `at` is no slot, the weight of the pool's
+    /// last slot is read.
     pub(super) fn read_weights<K: CubePrimitive>(
         &mut self,
         pool: &WeightedPool<K, Vector<u32, N>>,
@@ -139,8 +140,8 @@ impl<N: Size> TileSlots<N> {
     }
 }
 
-/// Reads a tile's keys: slots `r` and `r + 8`, every fourth piece from `j` on. Beyond the part's
-/// end, the last slot is read again.
+/// Reads a tile's keys: of slots `r` and `r + 8`, every fourth piece from piece `j` on. After the
+/// part's end, its last slot is read again.
 #[cube]
 pub(crate) fn read_keys(
     keys: &[Vector<u32, Const<4>>],
@@ -163,7 +164,7 @@ pub(crate) fn read_keys(
     }
 }
 
-/// Reads a tile's values, and its slots, `slots` for none.
+/// Reads a tile's values and slots. A slot after the part's end becomes `part.slots`.
 #[cube]
 pub(crate) fn read_values<N: Size>(
     values: &[Vector<u32, N>],
@@ -190,7 +191,8 @@ pub(crate) fn read_values<N: Size>(
                 values[from]
             };
             if comptime!(part.kind == ViewKind::List) {
-                // What stands for an absent slot may hold anything, which 0 times NaN shows.
+                // A slot outside the pool must add nothing. The row read for it may hold NaN, and
+                // `0 * NaN` is NaN.
                 if slot == part.slots {
                     piece = Vector::new(0u32);
                 }

@@ -1,18 +1,19 @@
 //! Weighted decode attention over slots: ragged lengths, grouped queries, optional weights, index
 //! lists and windows.
 //!
-//! On CubeCL devices `strategy.rs` chooses a kernel, and `plan.rs` how many cubes share a head
-//! (split KV):
+//! On CubeCL devices `strategy.rs` chooses a kernel, and `plan.rs` chooses how many cubes share a
+//! head (split-KV):
 //!
-//! - `tensor_core.rs`, where matrix instructions serve: `mma_fragments.rs` loads keys and values,
-//!   `products.rs` multiplies, `split_kv_reduce.rs` reduces the sums of a cube's planes, and of a
-//!   cluster's cubes; `blueprint.rs` fixes the code.
-//! - `plain.rs` elsewhere, with the softmax of `subgroup_softmax.rs`.
+//! - `tensor_core.rs` serves f16 and bf16 on devices with matrix instructions. `mma_fragments.rs`
+//!   loads keys and values, `products.rs` multiplies, and `split_kv_reduce.rs` reduces the sums of
+//!   a cube's planes and of a cluster's cubes. `blueprint.rs` is its comptime configuration.
+//! - `plain.rs` serves everything else, with the softmax of `subgroup_softmax.rs`.
 //!
-//! The kernels' arguments are in `kernel_args.rs`. `combine.rs` sums the parts of a split head that
-//! no cluster has reduced, and `normalise.rs` makes probabilities of logits. `slot_indexer.rs` says
-//! which slots a query attends to. For evictions, `argmin_importance.rs` finds the slot that adds
-//! least to the output, and `together.rs` one slot for all heads of a sequence.
+//! The kernels' arguments are in `kernel_args.rs`. `combine.rs` combines the parts of a head that
+//! no cluster has reduced, and `normalise.rs` turns logits into probabilities. `slot_indexer.rs`
+//! finds the slots that a query attends to. For evictions, `argmin_importance.rs` finds the slot
+//! that adds least to a head's output, and `together.rs` finds one slot for all heads of a
+//! sequence.
 
 #[cfg(feature = "gpu")]
 pub(crate) mod argmin_importance;
@@ -79,23 +80,24 @@ const MAX_HEAD_DIM: usize = 256;
 /// `o = sum_i a_i exp(s_i) v_i / sum_i w_i exp(s_i)` with `s_i = scale * q . k_i`, where `a = w`
 /// unless `options` says otherwise.
 ///
-/// A maximum is subtracted before every exponential and sums are kept in f32, whatever the storage
-/// dtype. A range of length 0 gives zeros (and a log-sum-exp of −∞), as does one whose weights are
-/// all 0.
+/// Every exponential is taken after the maximum is subtracted, and sums are kept in f32 whatever
+/// the storage dtype. A range of length 0, or whose weights are all 0, gives an output of zeros and
+/// a log-sum-exp of −∞.
 ///
 /// # Shapes
 /// - `query`: `[B, Hq, D]`, `keys` and `values`: `[S, D]`, all of one dtype (f32, f16 or bf16)
 /// - `log_weights`: `[S]`, f32, `ln w_i` (−∞ for a weight of 0); `None` means all weights are 1
-/// - `ranges`: `[B, Hkv]`, with `Hq` a multiple `G <= 8` of `Hkv`; slots of different pairs may
-///   overlap (sequences may share a prefix), unless logits or probabilities are wanted, of which a
-///   slot has one row: then no list may name a slot twice either
+/// - `ranges`: `[B, Hkv]`, with `Hq` a multiple `G <= 8` of `Hkv`; slots of different ranges may
+///   overlap, as sequences may share a prefix. Where logits or probabilities are wanted, each slot
+///   has one row of results: ranges must not overlap then, and no list may name a slot twice
 ///
 /// # Errors
 /// [`KernelError`] for shapes, dtypes, devices or sizes that do not fit; `D` must be a multiple of
-/// 4 of at most 256. What ranges and views hold is on the device, and is not waited for: a range
-/// must end within the pool ([`SlotRanges::validate`]), and slots of lists outside it are absent
-/// ([`SlotView::validate`]). [`KernelError::Unavailable`] for a forced strategy that does not
-/// serve.
+/// 4 of at most 256. The numbers in ranges and views are on the device and are not checked, since
+/// the op does not wait for the device: a range must end within the pool
+/// ([`SlotRanges::validate`]), and listed slots outside the pool count as absent
+/// ([`SlotView::validate`]). [`KernelError::Unavailable`] for a forced strategy that cannot run the
+/// call.
 pub fn decode_attention(
     query: Tensor<3>,
     keys: Tensor<2>,
@@ -141,7 +143,7 @@ pub fn decode_attention(
         evicts: false,
     };
     check.strategy(options.strategy, query.dtype(), &shape)?;
-    // An extension takes no optional tensors: where nothing is read, any tensor serves.
+    // A backend extension takes no optional tensors. Any tensor serves where none is read.
     let device = query.device();
     let none = || Tensor::<1>::empty([1], (&device, DType::F32));
     let view_slots =
@@ -167,7 +169,7 @@ pub fn decode_attention(
     })
 }
 
-/// Checks what all attention over slots takes.
+/// Checks the arguments that all ops of attention over slots share.
 pub(crate) fn check(
     check: &Check,
     op: &'static str,

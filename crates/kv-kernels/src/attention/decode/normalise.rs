@@ -1,4 +1,5 @@
-//! Makes probabilities of the scores that the attention kernels leave.
+//! Turns logits into attention probabilities, `p = exp(logit − log-sum-exp)`, in place. A kernel of
+//! its own does this, since the log-sum-exp is known only after all parts of a head are combined.
 
 use cubecl::prelude::*;
 
@@ -9,10 +10,10 @@ use crate::components::softmax::weight_of;
 /// Units of a cube.
 pub(super) const UNITS: usize = 128;
 
-/// Cubes share the ranges as the attention's do.
+/// As in the attention kernel, `ranges.splits` cubes share a range.
 ///
 /// # Shapes
-/// `log_sum_exp` `[B, Hkv, G]`, `scores` `[slots, G]`: logits, which become probabilities.
+/// `log_sum_exp` `[B, Hkv, G]`; `scores` `[slots, G]`, logits in, probabilities out.
 #[cube(launch_unchecked)]
 pub(super) fn normalise_kernel(
     ranges: &AttendedRanges,

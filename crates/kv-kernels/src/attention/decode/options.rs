@@ -1,4 +1,4 @@
-//! What a call may ask for, and what it returns.
+//! Options and results of `decode_attention`.
 
 use burn::tensor::{Int, Tensor};
 
@@ -8,19 +8,18 @@ use crate::backend::check::Check;
 use crate::slots::pool::within;
 use crate::{KernelError, Reading};
 
-/// What to attend to, and what to compute besides the output.
+/// The slots to attend to, and the results besides the output.
 #[derive(Debug, Clone, Default)]
 pub struct DecodeAttentionOptions {
     /// Logit scale; `None` means `1 / sqrt(D)`.
     pub scale: Option<f32>,
-    /// Weights of the values alone, `[S]`, f32, not logarithms: the `a_i` that the numerator has
-    /// instead of `w_i`. A slot may have one of the two be 0.
+    /// Weights of the values alone, `[S]`, f32, not logarithms: the `a_i` of the numerator. `None`
+    /// means `a_i = w_i`. A slot may have `a_i = 0` or `w_i = 0`.
     pub numerator_weights: Option<Tensor<1>>,
-    /// Which slots of a range are read.
+    /// The slots of each range that the query attends to.
     pub view: SlotView,
-    /// The most slots that any range holds, if known, which none may exceed: ranges are split among
-    /// the device's processors, and shared memory is taken, accordingly. By default the pool's
-    /// slots.
+    /// An upper bound of the slots of every range; no range may exceed it. It sets how many cubes
+    /// share a range, and how much shared memory a cube takes. `None` means the slots of the pool.
     pub longest: Option<usize>,
     /// Also return the log-sum-exp.
     pub log_sum_exp: bool,
@@ -28,7 +27,7 @@ pub struct DecodeAttentionOptions {
     pub probabilities: bool,
     /// Also return every slot's logit.
     pub logits: bool,
-    /// Which kernel attends.
+    /// The kernel to run.
     pub strategy: DecodeStrategy,
 }
 
@@ -36,34 +35,35 @@ pub struct DecodeAttentionOptions {
 #[derive(Debug, Clone, Default)]
 #[allow(clippy::large_enum_variant, reason = "a few handles to tensors, one view a call")]
 pub enum SlotView {
-    /// All of them.
+    /// All slots of the range.
     #[default]
     All,
-    /// The first `sinks`, and those from `starts` on.
+    /// The first `sinks` slots, and all slots from `starts` on.
     Window {
         /// Slots at the start of each range.
         sinks: usize,
-        /// Where the window begins, counted from the range's first slot, `[B, Hkv]`, 32-bit.
+        /// The first slot of the window, counted from the range's first slot, `[B, Hkv]`, 32-bit.
         starts: Tensor<2, Int>,
     },
-    /// A list of slots of the pool; ranges are not looked at.
+    /// A list of slots of the pool for each key-value head. The ranges' offsets and lengths are
+    /// ignored.
     List {
-        /// Slots, `[B, Hkv, N]`, 32-bit; those outside the pool count as absent.
+        /// Slots, `[B, Hkv, N]`, 32-bit. Numbers outside the pool count as absent.
         slots: Tensor<3, Int>,
-        /// How many of them, from the first on, `[B, Hkv]`, 32-bit.
+        /// Slots in each list, `[B, Hkv]`, 32-bit; the rest of a row is not read.
         counts: Tensor<2, Int>,
     },
-    /// What [`crate::cis_select`] has chosen, of these ranges.
+    /// The index sets that [`crate::cis_select`] has chosen for these ranges.
     Sets(IndexSets),
 }
 
 impl SlotView {
-    /// Checks that lists name slots of a pool of `slots` alone, for those who make lists of their
-    /// own. Waits for the device, which ops do not: slots that are not there are absent to them.
-    /// Other views name no slots.
+    /// Checks that lists name only slots of a pool of `slots` slots, for callers who make their own
+    /// lists. This waits for the device. Ops do not check: they treat slots outside the pool as
+    /// absent. Other views name no slots and always pass.
     ///
     /// # Errors
-    /// [`KernelError::OutOfRange`] for the first slot that is not there and for counts beyond a
+    /// [`KernelError::OutOfRange`] for the first slot outside the pool, and for counts beyond a
     /// list's end; [`KernelError::Shape`] and [`KernelError::Dtype`].
     pub fn validate(&self, slots: usize) -> Result<(), KernelError> {
         const OP: &str = "slot_view";
@@ -82,42 +82,43 @@ impl SlotView {
     }
 }
 
-/// What one call returns.
+/// The results of attention over slots.
 #[derive(Debug, Clone)]
 pub struct AttentionOutput {
-    /// `[B, Hq, D]`, in the query's dtype.
+    /// The attention output, `[B, Hq, D]`, in the query's dtype.
     pub output: Tensor<3>,
-    /// `ln sum_i w_i exp(s_i)`, `[B, Hq]`, f32; −∞ where nothing was attended to.
+    /// `ln sum_i w_i exp(s_i)`, `[B, Hq]`, f32; −∞ where the query attends to nothing.
     pub log_sum_exp: Option<Tensor<2>>,
-    /// `[S, G]`, f32: column `g` of a slot's row is the probability that query head `h * G + g` of
-    /// the slot's key-value head `h` gives to it. Slots that were not attended to hold 0.
+    /// Attention probabilities, `[S, G]`, f32. Column `g` of a slot of key-value head `h` is the
+    /// probability that query head `h * G + g` gives to the slot. Slots that are not attended to
+    /// hold 0.
     pub probabilities: Option<Tensor<2>>,
-    /// Logits `ln w_i + s_i`, `[S, G]`, f32, in the order of [`Self::probabilities`]; 0 for slots
-    /// that were not attended to.
+    /// Logits `ln w_i + s_i`, `[S, G]`, f32, laid out as [`Self::probabilities`]. Slots that are
+    /// not attended to hold 0.
     pub logits: Option<Tensor<2>>,
 }
 
-/// Comptime configuration and scalars, as the backends receive them.
+/// Comptime features and scalars of a call, as backends receive them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct DecodeConfig {
     pub(crate) scale: f32,
     pub(crate) features: Features,
     /// An upper bound of the slots that one query attends to.
     pub(crate) longest: usize,
-    /// Of [`SlotView::Window`].
+    /// The `sinks` of [`SlotView::Window`], else 0.
     pub(crate) sinks: usize,
     /// Whether logits are wanted rather than probabilities.
     pub(crate) raw: bool,
     pub(crate) strategy: DecodeStrategy,
 }
 
-/// What changes the generated code.
+/// Comptime features of the kernels: each combination compiles kernels of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Features {
     pub(crate) weighted: bool,
     pub(crate) numerators: bool,
     pub(crate) log_sum_exp: bool,
-    /// Whether every slot's logit is written, of which probabilities are made.
+    /// Whether the logit of every slot is written. Probabilities are made of logits.
     pub(crate) scores: bool,
     pub(crate) view: ViewKind,
 }
@@ -131,12 +132,12 @@ pub(crate) enum ViewKind {
     Sets,
 }
 
-/// A checked view, as the backends take it.
+/// A view whose shapes and dtypes are checked.
 pub(super) struct CheckedView {
     pub(super) kind: ViewKind,
-    /// Starts, listed slots or sets, flat.
+    /// The starts of windows, the listed slots or the table of index sets, flat.
     pub(super) slots: Option<Tensor<1, Int>>,
-    /// Numbers of listed slots, in place of the ranges' lengths.
+    /// The lengths of lists, which replace the ranges' lengths.
     pub(super) lengths: Option<Tensor<2, Int>>,
     pub(super) sinks: usize,
     pub(super) longest: usize,

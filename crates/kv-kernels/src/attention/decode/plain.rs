@@ -1,4 +1,7 @@
-//! The portable kernel: teams of units share a slot's row, each unit some of its columns.
+//! The portable kernel of decode attention, for f32 and for devices without matrix instructions. A
+//! team of units shares a slot's row, and each unit of it holds some columns. Each team keeps an
+//! online softmax (`subgroup_softmax.rs`): running maxima, sums of weights, and weighted sums of
+//! values. The teams' sums are reduced at the end.
 
 use cubecl::prelude::*;
 
@@ -11,16 +14,16 @@ use crate::components::softmax::{divisor, larger, presence};
 /// Units of a cube.
 pub(super) const UNITS: usize = 128;
 
-/// What fixes the generated code.
+/// Comptime configuration of the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Blueprint {
     pub(super) shape: ThreadGroup,
-    /// Whether other cubes have other parts of the range.
+    /// Whether several cubes share a range, so that partial sums are written.
     pub(super) split: bool,
     pub(super) features: Features,
 }
 
-/// Rows of `D` elements are in vectors of `N`. Units share them in teams.
+/// Attends by one cube for each part of a range. Rows of `D` elements are read in vectors of `N`.
 #[cube(launch_unchecked)]
 pub(super) fn plain_kernel<F: Float, N: Size>(
     queries: &Queries<Vector<F, N>>,
@@ -76,14 +79,14 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
         }
     }
 
-    // Every team goes round as often, so that planes stay together.
+    // All teams run equally many rounds, since a plane's teams exchange numbers in each.
     let rounds = (end - first).div_ceil(comptime!(teams * ahead));
     for round in 0..rounds {
         let mut turn = Turn::<F, N>::new(slots, shape);
         #[unroll]
         for a in 0..ahead {
             let i = first + (round * ahead + a) * teams + team;
-            // Beyond the end, the last slot is read again and weighs nothing.
+            // After the part's end, the last slot is read again; its logit is ignored.
             let slot = indexer.slot(&ranges.view, min(i, end - 1), slots, kind);
             let there = min(slot, slots - 1);
             turn.at[a] = select(i < end, slot, slots);
@@ -100,7 +103,8 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
                 turn.keys[a * own + c] = pool.keys[row + column];
                 turn.values[a * own + c] = pool.values[row + column];
                 if comptime!(kind == ViewKind::List) {
-                    // What stands for an absent slot may hold anything, which 0 times NaN shows.
+                    // A slot outside the pool must add nothing. The row read for it may hold NaN,
+                    // and `0 * NaN` is NaN.
                     if slot == slots {
                         turn.values[a * own + c] = Vector::new(F::new(0.0));
                     }
@@ -113,7 +117,7 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
     let mut sums = Array::<f32>::new(group);
     gather_sums(&running, &mut maxima, &mut sums, lane, shape);
 
-    // Teams meet, one query head after another.
+    // The teams' sums are reduced, one query head after another.
     let mut team_maxima = Shared::<[f32]>::new_slice(teams);
     let mut team_sums = Shared::<[f32]>::new_slice(teams);
     let mut rows = Shared::<[Vector<f32, N>]>::new_slice(teams * columns);
@@ -165,7 +169,7 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
                 outputs.heads.stats[part * 2 + 1] = sum;
             } else {
                 if features.log_sum_exp {
-                    // `ln 0` of a head that attended to nothing is −∞.
+                    // A head that attends to nothing gets `ln 0 = −∞`.
                     outputs.heads.log_sum_exp[head] = top + sum.ln();
                 }
             }

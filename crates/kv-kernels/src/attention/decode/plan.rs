@@ -1,4 +1,5 @@
-//! Which kernel, and into how many parts each range is split.
+//! How many cubes share each head range (split-KV), by which kernel, and how much shared memory a
+//! cube takes.
 
 use std::ops::RangeInclusive;
 
@@ -8,19 +9,20 @@ use super::{DecodeStrategy, blueprint, plain};
 use crate::backend::strategy::DeviceTraits;
 use crate::components::cluster::LARGEST_CLUSTER;
 
-/// What launches the attention.
+/// A kernel and the width of its reads and teams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kernel {
-    /// Matrix instructions, with values read in vectors of so many 32-bit words, by so many planes.
+    /// Matrix instructions: `planes` planes a cube, which read values in vectors of `words` 32-bit
+    /// words.
     TensorCore { words: usize, planes: usize },
-    /// Vectors of so many elements, rows shared by teams of so many units.
+    /// Vector instructions: teams of `team` units share a row, in vectors of `lanes` elements.
     Plain { lanes: usize, team: usize },
 }
 
-/// Cubes on a processor: of the kernel for matrix instructions, which takes the room for two, and
-/// of the portable one, about.
+/// Cubes that run on a processor at once: two of the kernel for matrix instructions, which takes
+/// shared memory for that, and about five of the portable kernel.
 const CUBES_EACH: [usize; 2] = [2, 5];
-/// Slots below which a part is not worth a cube.
+/// The fewest slots of a part: below that a cube is not worthwhile.
 const SMALLEST_PART: usize = 64;
 
 /// The kernel of a chosen strategy for a query `[B, Hq, D]`.
@@ -40,13 +42,13 @@ pub(crate) fn kernel(
         .io_optimized_vector_sizes(query.dtype.size())
         .find(|lanes| head_dim.is_multiple_of(*lanes) && *lanes <= 4)
         .unwrap_or(1);
-    // Few units a row exchange less; enough of them keep queries and sums in registers.
+    // A small team exchanges less. A large team keeps queries and sums in registers.
     let most = (hardware.plane_size_min as usize).min(32);
     let mut team = 8.min(most).min((head_dim / lanes).next_power_of_two());
     while team < most && group * head_dim / team > 64 {
         team *= 2;
     }
-    // Teams leave a row each in shared memory.
+    // Each team leaves one row in shared memory.
     let shared = hardware.max_shared_memory_size / size_of::<f32>();
     while team < most && plain::UNITS / team.max(1) * (head_dim + 2) > shared {
         team *= 2;
@@ -54,14 +56,14 @@ pub(crate) fn kernel(
     Kernel::Plain { lanes, team: team.max(1) }
 }
 
-/// The kernel for matrix instructions, for rows of head dims that it serves.
+/// The kernel for matrix instructions in a head dim that it serves.
 pub(crate) fn tensor_core(head_dim: usize) -> Kernel {
     let words = if head_dim.is_multiple_of(64) { 4 } else { 2 };
     Kernel::TensorCore { words, planes: blueprint::PLANES }
 }
 
-/// Numbers of shared memory that a cube takes: as many as let no third find room on a processor, or
-/// as leave the half where a cube is alone there.
+/// The 32-bit numbers of shared memory that a cube takes. With a third of the memory and a little
+/// more, only two cubes fit on a processor. A cube that has a processor to itself takes half.
 pub(crate) fn room(device: &DeviceTraits, kernel: Kernel) -> usize {
     let most = device.shared_memory / size_of::<f32>();
     match kernel {
@@ -70,8 +72,8 @@ pub(crate) fn room(device: &DeviceTraits, kernel: Kernel) -> usize {
     }
 }
 
-/// Parts of each of `total_kv_heads` ranges of up to `longest` slots, and with how many planes a
-/// cube.
+/// How many parts each of `total_kv_heads` ranges of up to `longest` slots has, and the kernel with
+/// its planes a cube.
 pub(crate) fn splits(
     processors: usize,
     kernel: Kernel,
@@ -81,7 +83,8 @@ pub(crate) fn splits(
     match kernel {
         Kernel::TensorCore { words, planes } => {
             match parts(processors, total_kv_heads, longest) {
-                // Twice the planes do what two parts would, and nothing is to be joined.
+                // One cube of twice the planes reads as fast as two parts, and has no parts to
+                // combine.
                 2 => (1, Kernel::TensorCore { words, planes: 2 * planes }),
                 splits => (splits, kernel),
             }
@@ -93,32 +96,35 @@ pub(crate) fn splits(
     }
 }
 
-/// Parts of each range for cubes of [`blueprint::PLANES`] planes.
+/// How many parts each range has, for cubes of [`blueprint::PLANES`] planes.
 pub(super) fn parts(processors: usize, total_kv_heads: usize, longest: usize) -> usize {
-    // Two tiles a plane: of parts as small as one, joining costs more than reading.
+    // Two tiles a plane, at least: with one, combining parts costs more than reading them.
     let part = 2 * blueprint::PLANES * blueprint::MMA_KEYS;
     filling(processors * CUBES_EACH[0], part, total_kv_heads, longest)
 }
 
-/// Parts of ranges, of at least `part` slots each, that make about so many `cubes`.
+/// How many parts of at least `part` slots each range has, so that all ranges make about `cubes`
+/// cubes.
 fn filling(cubes: usize, part: usize, total_kv_heads: usize, longest: usize) -> usize {
-    // One part where the ranges alone fill the device.
+    // The ranges alone nearly fill the device.
     if 2 * total_kv_heads >= cubes {
         return 1;
     }
     (cubes / total_kv_heads).min(longest / part).max(1)
 }
 
-/// Cubes that a cluster may have, of which the most that fit are taken.
+/// Cluster sizes to try. The largest that fits is taken.
 const CLUSTERS: RangeInclusive<usize> = 2..=LARGEST_CLUSTER;
-/// Slots that a cube may read more than if no processor were idle, of a range and of a list:
-/// reading them takes as long as another launch, which joins parts that are written.
+/// By how many slots a cube's part may exceed the part it would have on a device without idle
+/// processors: for ranges, and for lists. Reading that many slots takes as long as the launch that
+/// combines parts.
 const MOST_MORE: [usize; 2] = [100, 200];
 
-/// Planes of a cube of a cluster, which has a processor to itself.
+/// Planes of a cube of a cluster. Such a cube has a processor to itself.
 pub(super) const CLUSTER_PLANES: usize = 2 * blueprint::PLANES;
 
-/// Cubes of a cluster that join the parts of each range in one launch, where a device can do that.
+/// The cubes of a cluster that joins the parts of a range in one launch; `None` where the device or
+/// the ranges do not allow clusters.
 pub(super) fn cluster(
     device: &DeviceTraits,
     total_kv_heads: usize,
@@ -131,14 +137,14 @@ pub(super) fn cluster(
     CLUSTERS.rev().find(fits).filter(|_| device.clusters)
 }
 
-/// Whether so many `clusters` of `cubes`, of which each takes a processor, are under way at once.
-/// Processors come in pairs, and larger clusters must find theirs within a group of sixteen or
-/// eighteen, not all of which are there: a second wave would take as long again.
+/// Whether `clusters` clusters of `cubes` cubes run at once, one cube a processor. Processors come
+/// in pairs, and a larger cluster must find its processors within a group of sixteen or eighteen,
+/// of which some are missing. A second wave would double the time.
 pub(crate) fn fit_clusters(processors: usize, cubes: usize, clusters: usize) -> bool {
     clusters <= if cubes == 2 { processors / 2 } else { processors / cubes * 7 / 8 }
 }
 
-/// Whether clusters of so many `cubes` are worth the processors that they leave idle.
+/// Whether clusters of `cubes` cubes are faster, despite the processors that they leave idle.
 pub(super) fn pays(
     processors: usize,
     cubes: usize,
@@ -150,15 +156,16 @@ pub(super) fn pays(
     longest / cubes <= total_kv_heads * longest / processors + most_more
 }
 
-/// The fewest places for which shared memory is taken.
+/// The fewest list entries for which shared memory is taken.
 const SMALLEST_LIST: usize = 1_024;
-/// Planes of the kernel for matrix instructions that a processor has registers for.
+/// Planes of the kernel for matrix instructions that the registers of a processor suffice for.
 const PLANES_EACH: usize = 12;
 
-/// For lists of up to `longest` places that cubes choose themselves, where heads are many: cubes of
-/// so few planes that all are under way at once, as one behind another would have to choose first.
-/// (Given lists are read faster by fewer, wider cubes.) Their places take no more shared memory
-/// than needed, since reads under way take the rest of it, which is the first cache.
+/// The plan where cubes choose their own lists of up to `longest` slots, and heads are many. Cubes
+/// have so few planes that all run at once: in a second wave, a cube would have to choose before it
+/// could read. (Lists given by the caller are read faster by fewer, wider cubes.) A list takes no
+/// more shared memory than it needs, as the rest of it is the first cache, which holds the reads
+/// under way.
 pub(crate) fn for_choices(
     device: &DeviceTraits,
     kernel: Kernel,
@@ -171,20 +178,20 @@ pub(crate) fn for_choices(
     if fewer >= planes || fewer < 2 {
         return None;
     }
-    // A cube less than would fit, for what compilers and devices take.
+    // Room for one cube more than needed, since compilers and devices take shared memory too.
     let most = device.shared_memory / size_of::<f32>() / (each + 1);
-    // One of few sizes, as each is a kernel of its own.
+    // Rounded to a power of two, since each size compiles a kernel of its own.
     let room = longest.next_power_of_two().max(SMALLEST_LIST);
     let kernel = Kernel::TensorCore { words, planes: fewer };
     (room <= most).then_some(ChoicePlan { kernel, room, most })
 }
 
-/// A kernel for choices, and the numbers of shared memory of its cubes.
+/// A kernel whose cubes choose their own slots, and the shared memory of a cube.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ChoicePlan {
     pub(crate) kernel: Kernel,
-    /// For places and sums.
+    /// The 32-bit numbers for a list, and later for sums.
     pub(crate) room: usize,
-    /// The most that a cube may take in all, so that none waits for another to end.
+    /// The most 32-bit numbers that a cube may take in all, so that all cubes run at once.
     pub(crate) most: usize,
 }

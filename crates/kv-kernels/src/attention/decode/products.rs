@@ -1,14 +1,14 @@
-//! What a plane does with a tile of 16 slots: the product of queries and keys, and that of weights
-//! and values, by matrix instructions.
+//! The two products of a plane over a tile of 16 slots, by matrix instructions: queries times keys,
+//! and weights times values, with the online softmax between them.
 //!
-//! Logits are `Q Kᵀ` with the group's query heads as rows (padded to 16) and 8 slots as columns, so
-//! that weights come out in the layout in which they go into the second product, `Vᵀ Pᵀ`: columns
-//! of values as rows, query heads as columns. Nothing is exchanged between the products, because
-//! the order of the summed dimension, and which column of the values is which row, are ours to
-//! choose.
+//! The first product is `Q Kᵀ`, with the group's query heads as rows (padded to 16) and 8 slots as
+//! columns. The second is `Vᵀ Pᵀ`, with columns of values as rows and query heads as columns. The
+//! weights `P` leave the first product in the registers in which the second takes them. Lanes
+//! exchange nothing between the products, because the order of the summed dimension is free, and so
+//! is the assignment of value columns to rows.
 //!
-//! In a plane, lane `4 r + j` holds row `r` (a query head) and columns `2 j`, `2 j + 1` of a
-//! result.
+//! In a plane, lane `4 r + j` holds row `r` (a query head) and columns `2 j`, `2 j + 1` of the
+//! first result.
 
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
@@ -18,19 +18,19 @@ use crate::components::ptx::halves_of;
 use crate::components::sentinels::LOWEST_LOGIT;
 use crate::components::softmax::{larger, weight_of};
 
-/// A plane's sums over the tiles so far.
+/// A plane's softmax sums over the tiles so far.
 #[derive(CubeType)]
 pub(crate) struct Running {
     /// Weights times values, two registers for each word of a lane's values: rows `r` and `r + 8`
-    /// of a product, whose columns are query heads.
+    /// of the second product.
     pub(crate) sums: Array<Vector<f32, Const<2>>>,
-    /// The largest logit of query head `r`.
+    /// The largest logit of query head `r` so far.
     pub(crate) max: f32,
-    /// The sum of weights of query head `r`, of the lane's slots.
+    /// The sum of the weights that query head `r` gives to the lane's slots.
     pub(crate) weight: f32,
 }
 
-/// Before the first tile.
+/// The sums before the first tile.
 #[cube]
 pub(crate) fn nothing_yet(#[comptime] rows: Rows) -> Running {
     let count = comptime!(rows.blocks() * rows.words * 2);
@@ -42,10 +42,10 @@ pub(crate) fn nothing_yet(#[comptime] rows: Rows) -> Running {
     Running { sums, max: f32::new(LOWEST_LOGIT), weight: 0.0f32 }
 }
 
-/// A range's queries, as the first product takes them.
+/// Reads a range's queries as the first factor of `Q Kᵀ`.
 ///
 /// # Shapes
-/// In pairs of 32-bit words: `query` `[P, group, D / 4]`.
+/// `query` `[P, group, D / 4]`, in pairs of 32-bit words.
 #[cube]
 pub(crate) fn read_queries<E: Float>(
     query: &[Vector<u32, Const<2>>],
@@ -74,8 +74,8 @@ pub(crate) fn read_queries<E: Float>(
     q
 }
 
-/// Scaled products of query head `r` with the tile's keys: those of the slots `2 j`, `2 j + 1`, `2
-/// j + 8` and `2 j + 9`.
+/// The scaled products of query head `r` with the keys of the slots `2 j`, `2 j + 1`, `2 j + 8` and
+/// `2 j + 9` of the tile.
 #[cube]
 pub(crate) fn dots_of<E: Float>(
     q: &Array<Vector<E, Const<2>>>,
@@ -117,9 +117,9 @@ pub(crate) fn dots_of<E: Float>(
     dots
 }
 
-/// Takes a tile's values into the sums: `exp` of the slots' logits times their values. Where
-/// numerators are `separate`, `exp` of the products alone times the tile's numerators weighs
-/// values, and logits the denominator.
+/// Adds a tile's values to the sums, each times the exponential of its slot's logit. Where
+/// numerators are `separate`, logits weigh the denominator alone, and a value's weight is its
+/// numerator times the exponential of its product `dots`.
 #[cube]
 pub(crate) fn take_values<E: Float, N: Size>(
     running: &mut Running,
@@ -136,7 +136,7 @@ pub(crate) fn take_values<E: Float, N: Size>(
     let mut top = running.max;
     #[unroll]
     for u in 0..4usize {
-        // Separate numerators may weigh what the denominator does not.
+        // A separate numerator may weigh a slot whose weight in the denominator is 0.
         top = larger(top, select(separate, dots[u], logits[u]));
     }
     top = larger(top, plane_shuffle_xor(top, 1u32));
@@ -163,7 +163,7 @@ pub(crate) fn take_values<E: Float, N: Size>(
     }
     running.weight = weight;
 
-    // Query heads `2 j` and `2 j + 1` are columns now.
+    // The second product has query heads `2 j` and `2 j + 1` as the lane's columns.
     let mut rescales = Vector::<f32, Const<2>>::empty();
     rescales.insert(0usize, plane_shuffle(rescale, (8 * j) as u32));
     rescales.insert(1usize, plane_shuffle(rescale, (8 * j + 4) as u32));

@@ -1,4 +1,4 @@
-//! What a cube knows of its head range: its part, and the sequence whose heads decide together.
+//! The part of a head range that a cube takes, and the sequence whose heads evict one common slot.
 
 use cubecl::prelude::*;
 
@@ -6,28 +6,28 @@ use super::blueprint::LogitsSink;
 use super::eviction::Eviction;
 use super::slot_indexer::SlotIndexer;
 
-/// A sequence whose heads give up a slot together.
+/// A sequence whose heads evict one common slot.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Sequence {
-    /// Its number, and its first head's.
+    /// The sequence's number, and the number of its first head.
     pub(super) index: usize,
     pub(super) first: usize,
-    /// Importances of a head.
+    /// Importances that a head has room for.
     pub(super) stride: usize,
-    /// Slots that all heads have.
+    /// Slots that every head of the sequence has.
     pub(super) length: usize,
-    /// Whether a slot is to be given up.
+    /// Whether a slot is to be evicted.
     pub(super) full: bool,
 }
 
 #[cube]
 impl Sequence {
-    /// A head that gives up no slot together with others.
+    /// The value for a head that decides alone.
     pub(crate) fn alone(kv_head: usize) -> Sequence {
         Sequence { index: 0usize, first: kv_head, stride: 0usize, length: 0usize, full: false }
     }
 
-    /// That of one of `total_kv_heads` heads, from all heads' lengths and limits.
+    /// The sequence of head `kv_head`, one of `total_kv_heads`, from all heads' lengths and limits.
     pub(super) fn of(
         lengths: &[i32],
         eviction: &ComptimeOption<Eviction>,
@@ -48,9 +48,9 @@ impl Sequence {
                 for head in 0..heads {
                     let own = lengths[sequence.first + head];
                     length = min(length, own);
-                    // All cubes of the sequence find the same, even of heads that are not equally
-                    // long. A name for the comparison keeps `||` from branching: limits are read at
-                    // once, not one behind another.
+                    // All cubes of a sequence compute equal results, even where its heads differ in
+                    // length. The comparison has a name of its own to keep `||` from branching:
+                    // limits are then read at once, not one after another.
                     let full = own >= eviction.limits[sequence.first + head];
                     sequence.full = sequence.full || full;
                 }
@@ -66,13 +66,13 @@ impl Sequence {
 pub(crate) struct RangePart {
     /// The range, counted over all sequences' key-value heads.
     pub(crate) kv_head: usize,
-    /// Its slots, or listed ones.
+    /// Live slots of the range, or slots of its list.
     pub(crate) length: i32,
-    /// Which of `splits` parts the cube has.
+    /// The number of this cube's part, of `splits` parts.
     pub(crate) split: usize,
     pub(crate) splits: usize,
-    /// Finds the slots that the range's queries see.
+    /// Finds the slots that the range's queries attend to.
     pub(crate) indexer: SlotIndexer,
-    /// The range's sequence, where its heads give up a slot together.
+    /// The range's sequence, where its heads evict one common slot.
     pub(crate) sequence: Sequence,
 }

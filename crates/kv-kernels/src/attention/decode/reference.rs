@@ -1,4 +1,5 @@
-//! Weighted decode attention in plain loops: the CPU path, and the oracle of the kernel's tests.
+//! Weighted decode attention in plain loops. It is the CPU path, and the oracle of the kernels'
+//! tests.
 
 use super::index_sets::{FIRST, FREED, LOCAL, READ, SINKS};
 
@@ -36,16 +37,16 @@ pub(crate) struct Problem<'a, E> {
 pub(crate) enum View<'a> {
     /// All slots of a range.
     All,
-    /// The first `sinks`, and those from `starts` `[B, Hkv]` on.
+    /// The first `sinks` slots, and all slots from `starts` `[B, Hkv]` on.
     Window {
         /// Slots at the start of each range.
         sinks: usize,
-        /// Where the window begins, counted from the range's first slot.
+        /// The first slot of the window, counted from the range's first slot.
         starts: &'a [i32],
     },
-    /// Slots of the pool, `[B, Hkv, N]`; `lengths` says how many.
+    /// Slots of the pool, `[B, Hkv, N]`; `lengths` has the length of each list.
     List(&'a [i32]),
-    /// What a table of index sets says, a row a range.
+    /// A table of index sets, one row for each range.
     Sets(&'a [i32]),
 }
 
@@ -81,25 +82,25 @@ impl<E> Problem<'_, E> {
     }
 }
 
-/// The results, in f32.
+/// The results of a call, in f32.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Solution {
     /// `[B, Hq, D]`
     pub(crate) output: Vec<f32>,
     /// `[B, Hq]`
     pub(crate) log_sum_exp: Vec<f32>,
-    /// `[S, G]`, what was asked for of every slot; 0 outside the ranges.
+    /// Probabilities or logits, `[S, G]`; 0 for slots that are not attended to.
     pub(crate) scores: Vec<f32>,
 }
 
-/// What to return of every slot and query head.
+/// The number that is returned for every slot and query head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scores {
-    /// Nothing.
+    /// No number.
     None,
-    /// Its probability.
+    /// The attention probability.
     Probabilities,
-    /// Its logit, weight included.
+    /// The logit, with the logarithm of the weight.
     Logits,
 }
 
@@ -129,7 +130,8 @@ pub(crate) fn solve<E: Copy>(
         if length == 0 {
             continue;
         }
-        // Query heads of a group are neighbours, so (pair, g) counts `[B, Hq]` in order.
+        // Query heads of a group are neighbours: `kv_head * group + g` counts through `[B, Hq]` in
+        // order.
         let from = &problem.query[kv_head * group * head_dim..][..group * head_dim];
         queries.iter_mut().zip(from).for_each(|(to, from)| *to = load(*from));
         logits.clear();
@@ -153,12 +155,12 @@ pub(crate) fn solve<E: Copy>(
                     solution.scores[slot * group + g] = logit;
                 }
             }
-            // NaN is not −∞: it goes on into the sum and shows in the output.
+            // NaN is not −∞: it stays in the sum and shows in the output.
             if weighted.iter().all(|logit| *logit == f32::NEG_INFINITY) {
                 logits.fill(0.0);
                 continue;
             }
-            // Separate numerators may weigh what the denominator does not.
+            // A separate numerator may weigh a slot whose weight in the denominator is 0.
             let of = if problem.numerators.is_some() { &*logits } else { &weighted[..] };
             let max = of.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let exponentials: Vec<f32> = weighted.iter().map(|logit| (logit - max).exp()).collect();

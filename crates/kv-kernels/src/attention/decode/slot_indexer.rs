@@ -1,12 +1,12 @@
-//! Which slot is the `i`-th that a query attends to: of all slots of a range, of a window, of a
-//! list, or of an index set.
+//! Finds the `i`-th slot that a query attends to: in a whole range, in a window, in a list, or in
+//! an index set.
 
 use cubecl::prelude::*;
 
 use super::ViewKind;
 use super::index_sets::{FIRST, FREED, LOCAL, READ, SINKS};
 
-/// Which of a range's slots a query attends to: finds the slot of the `i`-th of them.
+/// Maps a position among the slots that a query attends to onto a slot of the pool.
 #[derive(CubeType, Clone)]
 #[expand(derive(Clone))]
 pub(crate) struct SlotIndexer {
@@ -14,20 +14,20 @@ pub(crate) struct SlotIndexer {
     pub(crate) count: usize,
     /// The range's first slot.
     pub(super) start: usize,
-    /// How many slots are read from there on before those that `listed` and `gap` are for.
+    /// Slots that are attended to at the start of the range.
     sinks: usize,
-    /// How many slots are listed behind the sinks, and where in the view.
+    /// Tokens that are listed after the sinks, and where their list begins in the view.
     listed: usize,
     list: usize,
-    /// What a listed token's index is ahead of its slot.
+    /// By how much a listed token's index exceeds its slot.
     freed: usize,
-    /// How many slots are skipped before the rest.
+    /// Slots that are skipped after the sinks and the listed slots.
     gap: usize,
 }
 
 #[cube]
 impl SlotIndexer {
-    /// The slots of the range `kv_head`, given the row of `width` numbers that `view` has for it.
+    /// The indexer of the range `kv_head`, whose row of `view` has `width` numbers.
     ///
     /// # Shapes
     /// `view` `[B, Hkv, width]`: starts of windows, listed slots, or rows of index sets.
@@ -82,10 +82,10 @@ impl SlotIndexer {
         indexer
     }
 
-    /// The slots that a step reads of the range at slot `start`, as `set` says, whose tokens are in
-    /// the row at `own` of the table.
+    /// The indexer of a step that attends to `set`, in the range that begins at slot `start`. The
+    /// row of the table with the set's tokens begins at `own`.
     pub(crate) fn of_set(set: &SetView, start: usize, length: usize, own: usize) -> SlotIndexer {
-        // Listed tokens are before the local ones.
+        // Listed tokens come before the local ones.
         let gap = set.local - (set.sinks + set.count);
         SlotIndexer {
             count: length - gap,
@@ -98,8 +98,8 @@ impl SlotIndexer {
         }
     }
 
-    /// The `i`-th slot that the query attends to; `slots`, the pool's size, for listed numbers that
-    /// are no slot of the pool.
+    /// The `i`-th slot that the query attends to. Listed numbers outside the pool give `slots`, the
+    /// pool's size.
     pub(crate) fn slot(
         &self,
         view: &[i32],
@@ -126,15 +126,16 @@ impl SlotIndexer {
     }
 }
 
-/// What a step reads: sinks, tokens listed in the table, and all slots from a local one on.
+/// The slots of a step with an index set: the sinks, the listed tokens, and all slots from the
+/// first local one on.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct SetView {
     pub(crate) sinks: usize,
-    /// Where in the table's row the tokens are, and how many.
+    /// Where the tokens begin in the table's row, and how many they are.
     pub(crate) first: usize,
     pub(crate) count: usize,
-    /// The first local slot, counted from the range's first.
+    /// The first local slot, counted from the range's first slot.
     pub(crate) local: usize,
-    /// What a token's index is ahead of its slot.
+    /// By how much a token's index exceeds its slot.
     pub(crate) freed: usize,
 }

@@ -1,10 +1,11 @@
-//! The reduction at the end of the kernel for matrix instructions: the partial softmax sums of a
-//! cube's planes become one, which goes to the output, to a kernel behind
-//! ([`KvSplit::Global`](super::blueprint::KvSplit)), or to the other cubes of a cluster, which have
-//! the other parts of the range.
+//! The reduction at the end of the kernel for matrix instructions. The partial softmax sums of a
+//! cube's planes become one: `m = max_p m_p`, `l = Σ_p exp(m_p − m) l_p`, `o = Σ_p exp(m_p − m)
+//! o_p`. The result is divided and written as the output, or left in global memory for `combine.rs`
+//! ([`KvSplit::Global`](super::blueprint::KvSplit)), or reduced with the parts of the other cubes
+//! of a cluster.
 //!
-//! The cubes of a cluster write into each other's shared memory, so that whole heads come out of
-//! one launch.
+//! The cubes of a cluster write into each other's shared memory, so that one launch produces whole
+//! heads and `combine.rs` is not needed.
 
 use cubecl::prelude::*;
 
@@ -17,7 +18,7 @@ use crate::components::softmax::{divisor, larger, presence};
 
 /// Units of a plane.
 pub(crate) const PLANE: usize = 32;
-/// Query heads, padded.
+/// Query heads of a group, padded.
 const HEADS: usize = 8;
 
 /// The shape of a cube's partial sums.
@@ -29,32 +30,34 @@ pub(crate) struct PartialShape {
     pub(crate) dim: usize,
     /// Planes of a cube.
     pub(crate) planes: usize,
-    /// Whether numerators weigh what the denominator does not.
+    /// Whether values have weights of their own, apart from the denominator's.
     pub(crate) numerators: bool,
     /// Whether log-sum-exps are wanted.
     pub(crate) log_sum_exp: bool,
 }
 
 impl PartialShape {
-    /// Numbers of the output that each cube of a cluster reduces; the last ones may have fewer.
+    /// Numbers of the group's output that each cube of a cluster reduces. The last cubes may have
+    /// fewer.
     fn share(&self, cubes: usize) -> usize {
         (self.group * self.dim).div_ceil(cubes)
     }
 }
 
-/// What a cube has of its query heads when its planes have met, in shared memory.
+/// A cube's sums for its query heads after its planes are reduced, in shared memory.
 #[derive(CubeType)]
 pub(crate) struct CubeSums {
-    /// Weights times values of each plane, `[planes, group, D]`; logits may lie behind them.
+    /// The planes' weighted sums of values, `[planes, group, D]`, scaled to the cube's maximum.
+    /// Logits may follow them.
     pub(crate) totals: Shared<[f32]>,
-    /// The largest logits, `[group]`.
+    /// The cube's largest logits, `[group]`; after [`cluster_exchange`] the range's.
     pub(crate) maxima: Shared<[f32]>,
-    /// Sums of weights, `[group]`.
+    /// The cube's sums of weights, `[group]`; after [`cluster_exchange`] the range's.
     pub(crate) weights: Shared<[f32]>,
 }
 
-/// Reduces over a cube's planes (warps): each plane scales its sums to the common maximum and
-/// leaves them in `totals`.
+/// Reduces the maxima and weights of a cube's planes (warps). Each plane scales its weighted values
+/// to the common maximum and leaves them in `totals`.
 #[cube]
 pub(crate) fn reduce_warps(
     running: &Running,
@@ -101,7 +104,7 @@ pub(crate) fn reduce_warps(
             }
         }
     }
-    // What all planes have of a query head.
+    // The maximum and the sum of weights of each query head over all planes.
     let mut joint_maxima = Shared::<[f32]>::new_slice(group);
     let mut joint_weights = Shared::<[f32]>::new_slice(group);
     if unit < group {
@@ -134,10 +137,10 @@ fn sum_of(totals: &Shared<[f32]>, i: usize, #[comptime] sums: PartialShape) -> f
     total
 }
 
-/// One number of a head's output before it is divided.
+/// One number of a head's output before the division.
 #[derive(CubeType, Clone, Copy)]
 struct HeadSum {
-    /// Weights times values.
+    /// The sum of weights times values.
     total: f32,
     /// The largest logit.
     max: f32,
@@ -145,8 +148,8 @@ struct HeadSum {
     weight: f32,
 }
 
-/// Writes the `i`-th number of the output of a head's group, and a query head's log-sum-exp with
-/// its first.
+/// Writes the `i`-th number of the output of a group. With the first number of a query head it
+/// writes the head's log-sum-exp.
 #[cube]
 fn write_output<E: Float>(
     sum: HeadSum,
@@ -166,8 +169,8 @@ fn write_output<E: Float>(
     }
 }
 
-/// Writes the reduced sums of a cube: the output where it has the whole range, or one of the parts
-/// that a kernel behind combines (`is_part`).
+/// Writes a cube's sums: the output where the cube has the whole range, or a part for `combine.rs`
+/// (`is_part`).
 #[cube]
 pub(crate) fn write_partial<E: Float>(
     cube: &CubeSums,
@@ -197,8 +200,8 @@ pub(crate) fn write_partial<E: Float>(
     }
 }
 
-/// What the cubes of a cluster have sent to one of them: of each part, the numbers of this cube's
-/// share of the output, and the maxima and sums of weights of all query heads, as `[cubes, ..]`.
+/// The sums that the cubes of a cluster have sent to this cube, `[cubes, ..]`: this cube's share of
+/// the weighted values of each part, and the maxima and sums of weights of all query heads.
 #[derive(CubeType)]
 pub(crate) struct ClusterPartials {
     totals: Shared<[f32]>,
@@ -208,7 +211,7 @@ pub(crate) struct ClusterPartials {
 
 #[cube]
 impl ClusterPartials {
-    /// Shared memory for what `cubes` cubes send; next to none where a cube is alone.
+    /// Shared memory for the sums of `cubes` cubes; almost none for a cube without a cluster.
     pub(crate) fn room(
         #[comptime] cubes: usize,
         #[comptime] sums: PartialShape,
@@ -225,8 +228,9 @@ impl ClusterPartials {
     }
 }
 
-/// Exchanges partial sums among the cubes of a cluster, each of which has a part of a range.
-/// Maxima and weights are those of this cube's part before, and of the whole range after.
+/// Exchanges partial sums among the cubes of a cluster, each of which has a part of a range. Before
+/// the call, `cube.maxima` and `cube.weights` cover this cube's part; after it, they cover the
+/// whole range.
 #[cube]
 pub(crate) fn cluster_exchange(
     received: &ClusterPartials,
@@ -240,7 +244,7 @@ pub(crate) fn cluster_exchange(
     let units = comptime!(sums.planes * PLANE);
     let unit = UNIT_POS as usize;
 
-    // All of them have begun.
+    // Every cube of the cluster has begun, so its shared memory may be written.
     wait_for_cluster();
     let mut i = unit;
     while i < comptime!(sums.group * sums.dim) {
@@ -273,8 +277,8 @@ pub(crate) fn cluster_exchange(
     sync_cube();
 }
 
-/// Reduces what other cubes have sent, and writes this cube's share of the output; maxima and
-/// weights are those of the whole range.
+/// Reduces the received sums, and writes this cube's share of the output. `cube.maxima` and
+/// `cube.weights` must cover the whole range already ([`cluster_exchange`]).
 #[cube]
 pub(crate) fn cluster_reduce<E: Float>(
     received: &ClusterPartials,

@@ -1,20 +1,20 @@
-//! The online softmax of a group of threads within a plane, for the query heads of a key-value
-//! head.
+//! The online softmax of a team of units within a plane, for the query heads of a key-value head.
+//! The portable kernels of decode attention and sketch attention use it.
 //!
-//! A thread group takes a few rows at a time. Each of its units (threads) has some columns of a
-//! row, and so a partial dot product for each row and query head. Units exchange halves of their
-//! partials until each is left with whole products of its own, so that an exponential is taken
-//! once, not by every unit.
+//! A team takes a few rows (slots) at a time. Each of its units holds some columns of a row, and so
+//! a partial dot product for each row and query head. Pairs of units exchange halves of their
+//! partial products, until each unit holds whole products of its own. Each exponential is then
+//! taken by one unit, not by all.
 
 use cubecl::prelude::*;
 
 use crate::components::sentinels::LOWEST_LOGIT;
 use crate::components::softmax::{larger, weight_of};
 
-/// Rows that a thread group takes at a time, at most.
+/// Rows that a team takes at a time, at most.
 const MOST_AHEAD: usize = 4;
 
-/// The shape of a thread group and of what it takes at a time.
+/// The shape of a team, and of the rows that it takes at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct ThreadGroup {
     /// Query heads of a key-value head.
@@ -27,71 +27,73 @@ pub(crate) struct ThreadGroup {
     pub(crate) ahead: usize,
 }
 
-/// What weighs rows, and what becomes of their logits.
+/// How rows are weighted, and whether their logits are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Weighing {
     /// Whether logarithms of weights are added to logits.
     pub(crate) weighted: bool,
-    /// Whether numerators weigh values instead.
+    /// Whether numerators, not the denominator's weights, weigh values.
     pub(crate) numerators: bool,
     /// Whether logits are written.
     pub(crate) logits: bool,
 }
 
 impl ThreadGroup {
-    /// As many rows at a time as registers allow, and as leave each unit with a product of its own.
+    /// A shape with as many rows at a time as registers allow, and as leave each unit a product of
+    /// its own.
     pub(crate) fn new(group: usize, columns: usize, team: usize) -> Self {
         let ahead = (team / group.next_power_of_two()).clamp(1, MOST_AHEAD);
         Self { group, columns, team, ahead }
     }
 
-    /// Vectors of a unit; the last ones of a row may be short of a full turn.
+    /// Vectors of a row that each unit holds. The last vectors may lie outside the row.
     pub(crate) fn own(self) -> usize {
         self.columns.div_ceil(self.team)
     }
 
-    /// Products of a turn, the group padded to a power of two: `ahead` rows for each query head.
+    /// Products of a turn: `ahead` rows for each query head, with the group padded to a power of
+    /// two.
     fn products(self) -> usize {
         self.group.next_power_of_two() * self.ahead
     }
 
-    /// Products that a unit has before an exchange.
+    /// Products that a unit holds before exchange number `level`.
     fn before(self, level: usize) -> usize {
         (self.products() >> level).max(1)
     }
 
-    /// Between which units an exchange is.
+    /// The distance between the two units of exchange number `level`.
     fn distance(self, level: usize) -> usize {
         self.team >> (level + 1)
     }
 
-    /// Exchanges.
+    /// Exchanges of a turn.
     fn levels(self) -> usize {
         self.team.ilog2() as usize
     }
 
-    /// Products that a unit is left with.
+    /// Products that a unit holds after all exchanges.
     fn held(self) -> usize {
         (self.products() / self.team).max(1)
     }
 
-    /// How many of them are of one query head.
+    /// Products of one query head that a unit holds after all exchanges.
     fn rows(self) -> usize {
         self.held().min(self.ahead)
     }
 
-    /// Query heads of which a unit has products.
+    /// Query heads whose products a unit holds after all exchanges.
     pub(crate) fn heads(self) -> usize {
         self.held() / self.rows()
     }
 
-    /// Whether an exchange is between rows of one query head.
+    /// Whether exchange number `level` is between rows of one query head.
     fn between_rows(self, level: usize) -> bool {
         let before = self.before(level);
         before > 1 && before <= self.ahead
     }
 
-    /// The first unit that has a product.
+    /// The first unit that holds `product` after all exchanges.
     fn owner(self, product: usize) -> usize {
         let mut unit = 0;
         let mut rest = product;
@@ -106,14 +108,14 @@ impl ThreadGroup {
     }
 }
 
-/// The rows that a team takes at a time, as a unit has them: some columns of each.
+/// A unit's columns of the rows that its team takes at a time.
 #[derive(CubeType)]
 pub(crate) struct Turn<F: Float, N: Size> {
-    /// `[ahead, own]`, in vectors.
+    /// Keys, `[ahead, own]`, in vectors.
     pub(crate) keys: Array<Vector<F, N>>,
-    /// `[ahead, own]`, in vectors.
+    /// Values, `[ahead, own]`, in vectors.
     pub(crate) values: Array<Vector<F, N>>,
-    /// Where a row's logits go, `[ahead]`; `none` for no row.
+    /// The index under which a row's logits are written, `[ahead]`; `none` for no row.
     pub(crate) at: Array<usize>,
     pub(crate) none: usize,
     /// Logarithms of the rows' weights, `[ahead]`, where rows are [`Weighing::weighted`].
@@ -124,7 +126,7 @@ pub(crate) struct Turn<F: Float, N: Size> {
 
 #[cube]
 impl<F: Float, N: Size> Turn<F, N> {
-    /// Room for a turn's rows; `none` stands for no row.
+    /// Unset registers for a turn's rows. The index `none` stands for no row.
     pub(crate) fn new(none: usize, #[comptime] shape: ThreadGroup) -> Turn<F, N> {
         let count = comptime!(shape.ahead * shape.own());
         Turn::<F, N> {
@@ -141,9 +143,9 @@ impl<F: Float, N: Size> Turn<F, N> {
 /// A unit's sums over the rows so far.
 #[derive(CubeType)]
 pub(crate) struct TeamSums<N: Size> {
-    /// Weights times values, `[group, own]`, in vectors.
+    /// Sums of weights times values, `[group, own]`, in vectors.
     pub(crate) values: Array<Vector<f32, N>>,
-    /// The largest logits of the query heads that the unit has products of, `[heads]`.
+    /// The largest logits of the query heads whose products the unit holds, `[heads]`.
     maxima: Array<f32>,
     /// Sums of weights of these query heads, `[heads]`.
     weights: Array<f32>,
@@ -151,7 +153,7 @@ pub(crate) struct TeamSums<N: Size> {
 
 #[cube]
 impl<N: Size> TeamSums<N> {
-    /// Before the first row.
+    /// The sums before the first row.
     pub(crate) fn of_nothing(#[comptime] shape: ThreadGroup) -> TeamSums<N> {
         let count = comptime!(shape.group * shape.own());
         let heads = comptime!(shape.heads());
@@ -171,11 +173,11 @@ impl<N: Size> TeamSums<N> {
     }
 }
 
-/// Takes a turn's rows into the sums: logits of their keys, and the exponentials of logits times
-/// their values.
+/// Adds a turn's rows to the sums: computes their logits, and adds values times the exponentials of
+/// logits.
 ///
 /// # Shapes
-/// In vectors: `q` `[group, own]`. `logits` `[.., group]`.
+/// `q` `[group, own]`, in vectors; `logits` `[.., group]`.
 #[cube]
 pub(crate) fn take_rows<F: Float, N: Size>(
     q: &Array<Vector<f32, N>>,
@@ -197,7 +199,7 @@ pub(crate) fn take_rows<F: Float, N: Size>(
         if comptime!(g < group) {
             #[unroll]
             for c in 0..own {
-                // Columns beyond the row meet a query of zeros, but may hold anything.
+                // A column outside the row meets a zero of the query, but its key may be NaN.
                 let mut part =
                     Vector::<f32, N>::cast_from(turn.keys[a * own + c]).dot(q[g * own + c]);
                 if comptime!(!columns.is_multiple_of(team)) {
@@ -208,7 +210,7 @@ pub(crate) fn take_rows<F: Float, N: Size>(
         }
         parts[product] = dot;
     }
-    // The first product that is this unit's, and whether no unit before it has it too.
+    // The unit's first product, and whether no lower unit holds that product too.
     let mut first = 0usize;
     let mut alone = true;
     #[unroll]
@@ -268,7 +270,7 @@ pub(crate) fn take_rows<F: Float, N: Size>(
                 logit = f32::new(LOWEST_LOGIT);
             }
             logits_of[row] = logit;
-            // Separate numerators may weigh what the denominator does not.
+            // A separate numerator may weigh a row whose weight in the denominator is 0.
             top = larger(top, select(weighing.numerators, parts[i], logit));
         }
         #[unroll]
@@ -319,7 +321,7 @@ pub(crate) fn take_rows<F: Float, N: Size>(
     }
 }
 
-/// Gives every unit of a thread group the maxima and sums of all query heads, `[group]` each.
+/// Gives every unit of a team the maxima and sums of all query heads, `[group]` each.
 #[cube]
 pub(crate) fn gather_sums<N: Size>(
     running: &TeamSums<N>,

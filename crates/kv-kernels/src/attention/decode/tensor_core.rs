@@ -1,6 +1,9 @@
-//! The kernel for matrix instructions: f16 and bf16, 16 slots at a time in each plane of 32.
+//! Decode attention by matrix instructions, for f16 and bf16: `o = Σ_i a_i exp(s_i) v_i / Σ_i w_i
+//! exp(s_i)`, with `s_i = scale · q · k_i`. Each plane of 32 units takes 16 slots at a time, and
+//! the products serve all query heads of a group at once. `plain.rs` serves other dtypes and
+//! devices.
 //!
-//! Keys and values go from memory to registers in 16-byte pieces, in the layout in which the
+//! Keys and values go from global memory to registers in 16-byte pieces, in the layout in which the
 //! products take them.
 
 use cubecl::prelude::*;
@@ -26,9 +29,9 @@ use super::together::{TogetherRules, give_up_together, publish};
 use crate::components::cluster::arrive_at_cluster;
 use crate::components::sentinels::{LOWEST_LOGIT, NO_INDEX};
 
-/// Queries, keys and values are in pairs of elements, as 32-bit words; values in vectors of `N` of
-/// these, so that 8 lanes take a multiple of a row. There is an `eviction` where logits go to
-/// [`LogitsSink::ArgminInPlace`].
+/// Attends by one cube for each part of a range. Queries, keys and values are pairs of elements, as
+/// 32-bit words. Values are in vectors of `N` words, so that a row is a whole number of reads by 8
+/// lanes. There is an `eviction` where logits go to [`LogitsSink::ArgminInPlace`].
 #[cube(launch_unchecked, fast_math = FastMath::ReducedPrecision.into())]
 pub(super) fn tensor_core_kernel<E: Float, N: Size>(
     queries: &Queries<Vector<u32, Const<2>>>,
@@ -46,7 +49,7 @@ pub(super) fn tensor_core_kernel<E: Float, N: Size>(
     attend::<E, N>(queries, pool, &ranges.view, &part, outputs, eviction, blueprint);
 }
 
-/// The same, where the cubes of a cluster have the parts of a range.
+/// [`tensor_core_kernel`], where the cubes of a cluster take the parts of a range and join them.
 #[cube(
     launch_unchecked,
     fast_math = FastMath::ReducedPrecision.into(),
@@ -68,7 +71,8 @@ pub(super) fn joined_kernel<E: Float, N: Size>(
     attend::<E, N>(queries, pool, &ranges.view, &part, outputs, eviction, blueprint);
 }
 
-/// What a cube does of a range, of which it has a part. `view` is that of [`AttendedRanges`].
+/// Attends to one cube's `part` of a range, and writes its output, sums and logits as `blueprint`
+/// says. `view` is [`AttendedRanges::view`], or the table of index sets.
 #[cube]
 pub(crate) fn attend<E: Float, N: Size>(
     queries: &Queries<Vector<u32, Const<2>>>,
@@ -100,7 +104,7 @@ pub(crate) fn attend<E: Float, N: Size>(
 
     let (start, count) = (part.indexer.start, part.indexer.count);
     let slots = pool.slots;
-    // This cube's part, in whole tiles.
+    // This cube's share of the slots, in whole tiles.
     let share = count.div_ceil(splits).div_ceil(MMA_KEYS) * MMA_KEYS;
     let first = min(split * share, count);
     let end = min(first + share, count);
@@ -108,15 +112,16 @@ pub(crate) fn attend<E: Float, N: Size>(
     let q = read_queries::<E>(&queries.rows, kv_head, r, j, group, rows);
     let mut running = nothing_yet(rows);
 
-    // At least so much that only two cubes share a processor: with the registers that three would
-    // leave them, waves of cubes end unevenly.
+    // The cube takes at least so much shared memory that only two cubes run on a processor. Three
+    // would have too few registers each, and their waves end unevenly.
     let sums_end = comptime!(planes * group * dim);
     let mut totals = Shared::<[f32]>::new_slice(comptime!(sums_end.max(blueprint.room)));
 
     let staged = blueprint.staged.comptime();
     if staged {
-        // Else each tile waits for its places before it reads its rows. They are kept as bits: with
-        // integers' own shared memory beside that of the sums, fewer cubes would share a processor.
+        // Listed slots are copied to shared memory first. Otherwise each tile would wait for its
+        // slots before it could read its rows. They are kept as bits in the memory of the sums:
+        // with separate shared memory for integers, fewer cubes would fit on a processor.
         let mut i = first + unit;
         while i < end {
             totals[i - first] = f32::reinterpret(part.indexer.slot(view, i, slots, kind) as u32);
@@ -125,15 +130,15 @@ pub(crate) fn attend<E: Float, N: Size>(
         sync_cube();
     }
 
-    // Reads that are marked so take 40 registers more: of cubes of fewer planes, fewer would share
-    // a processor.
+    // Reads that are marked to leave the L2 cache first take 40 registers more. With them, fewer of
+    // the narrow cubes would fit on a processor.
     let fleeting = comptime!(blueprint.planes >= PLANES);
-    // Always one tile ahead: memory is never idle while a tile is worked on.
+    // Reads run one tile ahead, so that memory is never idle while a tile is multiplied.
     let mut k = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * pieces));
     let mut own = TileSlots::<N>::room(rows);
     let indexer = part.indexer.clone();
     let part_slots = PartSlots { indexer, first, end, slots, kind, staged, fleeting };
-    // Early, so that the decision waits for nothing.
+    // Read early, so that the eviction need not wait.
     let mut limit = 0i32;
     let mut newest = 0i32;
     #[comptime]
@@ -154,7 +159,7 @@ pub(crate) fn attend<E: Float, N: Size>(
         let mut next_k = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * pieces));
         let mut next_own = TileSlots::<N>::room(rows);
         let next_lane = TileLane { tile: next, r, j };
-        // Beyond the end, the last slot is read again and weighs nothing.
+        // After the part's end, the last slot is read again; its logit is ignored.
         read_keys(&pool.keys, view, &part_slots, &totals, &mut next_k, &next_lane, rows);
         read_values::<N>(&pool.values, view, &part_slots, &totals, &mut next_own, &next_lane, rows);
         next_own.read_weights::<Vector<u32, Const<4>>>(pool, features);
@@ -196,7 +201,7 @@ pub(crate) fn attend<E: Float, N: Size>(
             if comptime!(matches!(kind, ViewKind::List | ViewKind::Sets)) {
                 own.at[u] = next_own.at[u];
             } else {
-                // Cheaper to find than to keep.
+                // Computing the slot again is cheaper than keeping it in a register.
                 let i = key_index(next, u, j);
                 let slot = part.indexer.slot(view, min(i, end - 1), slots, kind);
                 own.at[u] = select(i < end, slot, slots);
@@ -218,7 +223,7 @@ pub(crate) fn attend<E: Float, N: Size>(
         numerators: features.numerators,
         log_sum_exp: features.log_sum_exp,
     });
-    // A head below its limit has nothing to look for.
+    // A head below its limit evicts nothing.
     let mut full = part.length >= limit;
     let together = comptime!(blueprint.logits.together());
     if comptime!(together > 0) {
@@ -248,7 +253,7 @@ pub(crate) fn attend<E: Float, N: Size>(
         cluster_exchange(&received, &mut sums, split, cubes, joint);
     }
 
-    // What other cubes are told or asked travels while the output is written.
+    // Messages to other cubes travel while the output is written.
     let spares = comptime!(matches!(
         blueprint.logits,
         LogitsSink::ArgminInPlace { spares_newest: true, .. }

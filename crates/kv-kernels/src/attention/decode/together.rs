@@ -1,8 +1,11 @@
-//! One slot for all heads of a sequence, in the kernel for matrix instructions: each head's cube
-//! writes its importances, and the last of them to arrive sums them up.
+//! Evicts one common slot from all heads of a sequence, in the kernel for matrix instructions: the
+//! slot whose importance, summed over heads, is least. Each head's cube writes the importances of
+//! its slots. The cube that arrives last sums them. Without this, a launch after the attention
+//! would have to (`evicting/kernel.rs`).
 //!
-//! Heads in parts arrive part by part, so that the last cube of each part looks through its own
-//! slots alone; the last of the parts concludes. Counters are 0 again behind it.
+//! Where a cluster shares a head, arrivals are counted for each part, and the last cube of a part
+//! searches that part's slots alone. The part that finishes last chooses among the parts. All
+//! counters are 0 again afterwards.
 
 use cubecl::prelude::*;
 
@@ -20,35 +23,35 @@ use crate::components::sentinels::{INFINITE_IMPORTANCE, LOWEST_LOGIT, NO_INDEX};
 use crate::components::softmax::is_number;
 use crate::components::sort_key::{number_of_key, sort_key};
 
-/// Numbers that count a sequence's arrivals: one for each part, the least importance of those that
-/// are through (two words), and how many parts these are.
+/// Words of a sequence's counters: the arrivals at each part (a word a part), the least importance
+/// and slot of the finished parts (two words), and the number of finished parts.
 pub(crate) const ARRIVALS: usize = 16;
 const LEAST: usize = LARGEST_CLUSTER;
 const THROUGH: usize = LARGEST_CLUSTER + 2;
 
-/// Importances that a unit reads before it waits for the first: as many as registers hold, as the
-/// last cube to arrive waits for little else. Of one head, fewer are enough.
+/// Importances that a unit reads before it waits for the first: as many as registers hold, since
+/// the last cube waits for little else. Of each head, it reads at most `MOST_FOURS` vectors.
 const MOST_READ: usize = 128;
 const MOST_FOURS: usize = 4;
-/// Importances of a read.
+/// Importances of one read, a vector.
 const FOUR: usize = 4;
 /// Importances of a line of the L2 cache. Each head's importances begin with a line of their own.
 pub(super) const LINE: usize = 32;
-/// What sums of exponentials, as the device finds them, may be off by, in logarithms to base 2, and
-/// more.
+/// A bound, with a margin, of the error of the device's sums of exponentials, in logarithms to base
+/// 2.
 const SLACK: f32 = 1e-3;
 
-/// What fixes the code that gives up one slot of all heads of a sequence.
+/// Comptime rules for the eviction of one common slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct TogetherRules {
-    /// Heads of a sequence, 0 where each gives up a slot of its own.
+    /// Heads of a sequence, or 0 where each head evicts its own slot.
     pub(super) heads: usize,
     /// Whether the newest token is no candidate.
     pub(super) spares_newest: bool,
 }
 
-/// Writes a cube's importances, and arrives. Returns how many heads' cubes have arrived before:
-/// only the first unit knows.
+/// Writes the importances of a cube's slots, and counts the cube as arrived. Returns how many
+/// heads' cubes arrived before it; only the first unit gets the number.
 #[cube]
 pub(super) fn publish(
     cube: &CubeSums,
@@ -75,7 +78,8 @@ pub(super) fn publish(
         #[unroll]
         for round in 0..comptime!(ahead.div_ceil(TOGETHER)) {
             if comptime!(round * TOGETHER * units) < candidates_of_cube.count {
-                // All of a round's are found before the first is written: none waits for another.
+                // A round's importances are all computed before the first is written, so that none
+                // waits for another.
                 let mut values = Array::<f32>::new(TOGETHER);
                 #[unroll]
                 for i in 0..comptime!(TOGETHER.min(ahead - round * TOGETHER)) {
@@ -125,14 +129,14 @@ pub(super) fn publish(
     before
 }
 
-/// What is no number counts as the most: such a slot is not given up.
+/// Replaces NaN by the largest importance, so that the slot is not evicted.
 #[cube]
 fn number_or_most(value: f32) -> f32 {
     select(is_number(value), value, f32::new(INFINITE_IMPORTANCE))
 }
 
-/// Finds the slot that all heads give up, in the last cube to have arrived, and writes it
-/// for all of them. The first unit knows how many heads' cubes have `arrived` before this one.
+/// Finds the slot to evict, in the cube that arrived last, and writes it for all heads. `arrived`
+/// is the number of heads' cubes that arrived before this one; only the first unit knows it.
 #[cube]
 pub(super) fn give_up_together(
     arrived: u32,
@@ -170,7 +174,7 @@ pub(super) fn give_up_together(
             );
             // Without the discard the device writes all importances to memory, which takes 1.4 % of
             // the time at 128x32x8x3200 and 2.4 % at 16x32x8x3200. Parts of a range share lines, so
-            // that none of them may discard.
+            // a cube with a part must not discard any.
             if comptime!(!joined) {
                 let lines = heads * sequence.stride / LINE;
                 let mut line = unit;
@@ -184,15 +188,15 @@ pub(super) fn give_up_together(
                 let mut done = true;
                 let mut chosen = slot_in_head;
                 if joined {
-                    // Inverted, so that 0 is nothing, and the lowest place is the highest among
-                    // equals.
+                    // Key and slot are inverted: 0 then means no candidate, and the lowest of equal
+                    // slots becomes the largest.
                     raise(&eviction.arrivals, counters + LEAST, !key, !(slot_in_head as u32));
                     let through = arrive_at(&eviction.arrivals, counters + THROUGH) as usize;
                     done = through + 1 == part.splits;
                     if done {
                         let (key, slot_in_head) = take_raised(&eviction.arrivals, counters + LEAST);
                         eviction.arrivals[counters + THROUGH] = 0u32;
-                        // Of no candidates, the places are nowhere.
+                        // Without candidates there is no slot to choose.
                         chosen =
                             select(key == 0, i32::new(NO_INDEX as i64), (!slot_in_head) as i32);
                     }
@@ -210,7 +214,7 @@ pub(super) fn give_up_together(
     }
 }
 
-/// Of a part's slots the one of the least sum over all heads, as [`block_argmin`] has it.
+/// Returns the least sum over heads among a part's slots, and its slot, as [`block_argmin`] does.
 #[cube]
 fn least_of_part(
     importances: &[f32],
@@ -229,10 +233,10 @@ fn least_of_part(
     let nothing = f32::new(INFINITE_IMPORTANCE);
     let mut best = nothing;
     let mut best_slot = 0usize;
-    // No sum is below the largest of its terms, nor above as many of it: only slots whose largest
-    // term is below the bound that follows need exponentials.
+    // A sum of importances is at least its largest term, and at most that term times the number of
+    // heads. Only slots whose largest term is within this bound of the least need exponentials.
     let mut bound = nothing;
-    // All units go as many rounds.
+    // All units run equally many rounds.
     let unit = UNIT_POS as usize;
     let mut from_round = 0usize;
     while from_round < fours {
@@ -294,7 +298,7 @@ fn least_of_part(
                         }
                         value += log2(sum);
                     }
-                    // Slots ascend, so `<` keeps the lowest among equals.
+                    // Slots ascend, so `<` keeps the lowest of equal slots.
                     if value < best {
                         best = value;
                         best_slot = (from_round + c * units + unit) * FOUR + i;

@@ -5,7 +5,7 @@ use burn::backend::{Backend, ExtensionType};
 
 use super::EvictionConfig;
 
-/// What an evicting attention takes; what `config` does not use may be any tensor.
+/// The arguments of an evicting attention. A tensor that `config` does not use may be any tensor.
 #[derive(ExtensionType)]
 pub(crate) struct EvictingArgs<B: Backend> {
     /// `[B, Hq, D]`
@@ -24,10 +24,10 @@ pub(crate) struct EvictingArgs<B: Backend> {
     pub(crate) lengths: IntTensor<B>,
     /// `[B, Hkv]`
     pub(crate) limits: IntTensor<B>,
-    /// Slots of the newest tokens, `[B, Hkv]`, counted from each range's first, replaced in place
-    /// by the slots that the next tokens are written to.
+    /// Slots of the newest tokens, `[B, Hkv]`, counted from each range's first slot. They are
+    /// replaced in place by the slots that the next tokens are written to.
     pub(crate) write_slots: IntTensor<B>,
-    /// `[B, ARRIVALS]`, 0 before and behind.
+    /// Counters, `[B, ARRIVALS]`, 0 before and after the call.
     pub(crate) arrivals: IntTensor<B>,
     /// `[S]`
     pub(crate) positions: IntTensor<B>,
@@ -36,7 +36,7 @@ pub(crate) struct EvictingArgs<B: Backend> {
     pub(crate) config: EvictionConfig,
 }
 
-/// What an evicting attention returns.
+/// The results of an evicting attention.
 #[derive(ExtensionType)]
 pub(crate) struct Evicted<B: Backend> {
     /// `[B, Hq, D]`
@@ -45,6 +45,6 @@ pub(crate) struct Evicted<B: Backend> {
     pub(crate) write_slots: IntTensor<B>,
     /// `[B, ARRIVALS]`
     pub(crate) arrivals: IntTensor<B>,
-    /// Log-importances `[S]`; a placeholder where `config` does not ask for them.
+    /// Log-importances, `[S]`; a placeholder where `config` does not ask for them.
     pub(crate) importance: FloatTensor<B>,
 }

@@ -1,4 +1,5 @@
-//! What `evicting_attention` asks of a backend.
+//! The backend trait of `evicting_attention`, and its implementations for CubeCL devices and the
+//! CPU.
 
 use burn::backend::{Backend, backend_extension};
 #[cfg(feature = "gpu")]
@@ -8,7 +9,7 @@ use super::args::{Evicted, EvictingArgs};
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait EvictingAttentionOps: Backend {
-    /// Attention of one query per sequence over its slots, and the place of its next token.
+    /// Attends for one query per sequence, and chooses the slot of each head's next token.
     fn evicting_attention(#[extension_type] args: EvictingArgs<Self>) -> Evicted<Self>;
 }
 
@@ -21,7 +22,7 @@ impl EvictingAttentionOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The op on the CPU, by its reference.
+    //! The implementation for the CPU, which runs the reference.
 
     use burn::backend::{Flex, Shape, TensorData};
     use burn_flex::FlexTensor;

@@ -1,4 +1,5 @@
-//! The CubeCL kernels behind the attention: they join the parts of heads and decide.
+//! Kernels after the attention, which evict where the attention's launch could not. They combine
+//! the parts of heads, compute importances, and choose each head's slot of least importance.
 
 use cubecl::prelude::*;
 
@@ -7,33 +8,33 @@ use crate::components::argmin::block_argmin;
 use crate::components::sentinels::{INFINITE_IMPORTANCE, LOWEST_LOGIT, NO_INDEX, WEIGHTLESS_LOGIT};
 use crate::components::softmax::{divisor, is_number, larger};
 
-/// Units that join the parts' sums of one query head; a power of two.
+/// Units that combine the statistics of one query head's parts; a power of two.
 const JOINERS: usize = 32;
-/// Slots, and parts of the output, that a unit reads before anything else: all that a cube waits
-/// for is under way at once then.
+/// Slots, and parts of the output, that a unit reads before anything else, so that all reads of a
+/// cube are under way at once.
 pub(super) const AHEAD: usize = 4;
 
-/// What fixes the generated code of one head's decision.
+/// Comptime configuration of the decision for a single head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Blueprint {
     /// Query heads of a key-value head.
     pub(super) group: usize,
-    /// Vectors of a group's output.
+    /// Vectors of the output of a group's query heads.
     pub(super) columns: usize,
     /// Units of a cube, at least 256.
     pub(super) units: usize,
-    /// Planes of a cube, at most.
+    /// The most planes of a cube.
     pub(super) planes: usize,
-    /// Whether heads are in several parts.
+    /// Whether heads have several parts.
     pub(super) split: bool,
-    /// Whether a cube sees its whole head and so decides; else it leaves a candidate.
+    /// Whether a cube has its whole head, and so decides. Otherwise it leaves a candidate.
     pub(super) whole: bool,
     /// Whether importances are written.
     pub(super) importance: bool,
     pub(super) rules: Rules,
 }
 
-/// What is kept whatever its importance.
+/// Which slots are kept whatever their importance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Rules {
     pub(super) guarded: bool,
@@ -49,8 +50,8 @@ pub(super) struct Heads {
     lengths: Box<[i32]>,
     /// Slots that heads may hold, `[B, Hkv]`.
     limits: Box<[i32]>,
-    /// Slots of the newest tokens, `[B, Hkv]`, which are replaced by those that the next tokens are
-    /// written to.
+    /// Slots of the newest tokens, `[B, Hkv]`. They are replaced by the slots that the next tokens
+    /// are written to.
     write_slots: Box<[i32]>,
     /// `B * Hkv`
     total_kv_heads: usize,
@@ -58,27 +59,27 @@ pub(super) struct Heads {
     kv_heads: usize,
 }
 
-/// Heads in parts, and the output that they are joined to.
+/// The partial sums of heads, and the output into which they are combined.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct SplitHeads<F: Float, N: Size> {
-    /// Sums of the parts, `[B, Hkv, splits, columns]`, in vectors of `N`.
+    /// Weighted sums of values of the parts, `[B, Hkv, splits, columns]`, in vectors of `N`.
     partial: Box<[Vector<f32, N>]>,
-    /// Maximum and sum of weights of the parts, `[B, Hkv, splits, G, 2]`.
+    /// Largest logit and sum of weights of the parts, `[B, Hkv, splits, G, 2]`.
     stats: Box<[f32]>,
-    /// `[B, Hkv, columns]`, in vectors of `N`.
+    /// The output, `[B, Hkv, columns]`, in vectors of `N`.
     output: Box<[Vector<F, N>]>,
     /// Parts of a head.
     splits: usize,
 }
 
-/// What a slot's importance is made of.
+/// The factors of slots' importances, and the importances.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct SlotImportances {
     /// `[S, G]`
     logits: Box<[f32]>,
-    /// Logarithms of the values' norms, `[S]`.
+    /// Logarithms of the value norms, `[S]`.
     log_norms: Box<[f32]>,
-    /// Logarithms of importances, `[S]`, where [`Blueprint::importance`] asks for them.
+    /// Logarithms of importances, `[S]`, written where [`Blueprint::importance`].
     importances: Box<[f32]>,
 }
 
@@ -95,30 +96,30 @@ pub(super) struct Guarded {
     recents: i32,
 }
 
-/// The slot of least importance that each cube has found, for the kernel that compares them.
+/// The least important slot that each cube has found. `choose_kernel` compares them.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Candidates {
-    /// Logarithms, `[choices, slices]`.
+    /// Logarithms of importances, `[choices, slices]`.
     importances: Box<[f32]>,
-    /// Counted from a head's first slot, `[choices, slices]`; [`NO_INDEX`] for none.
+    /// Slots counted from their head's first slot, `[choices, slices]`; [`NO_INDEX`] for none.
     slots: Box<[i32]>,
-    /// Cubes that share the slots of a head, or of a sequence whose heads decide together.
+    /// Cubes that share the slots of a head, or of a sequence whose heads evict one common slot.
     slices: usize,
 }
 
-/// What fixes the generated code of a decision for all heads of a sequence.
+/// Comptime configuration of the decision for all heads of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct TogetherBlueprint {
     pub(super) heads: usize,
-    /// Planes of a cube, at most.
+    /// The most planes of a cube.
     pub(super) planes: usize,
-    /// Whether a cube sees all slots and so decides; else it leaves a candidate.
+    /// Whether a cube has all slots of a sequence, and so decides. Otherwise it leaves a candidate.
     pub(super) whole: bool,
     pub(super) rules: Rules,
 }
 
-/// Several cubes a key-value head, as many as candidates have slices, each with its share of the
-/// slots and of the output's columns.
+/// Combines parts and decides, with `candidates.slices` cubes a key-value head. Each cube takes a
+/// share of the slots, and of the output's columns.
 #[cube(launch_unchecked)]
 pub(super) fn decide_kernel<F: Float, N: Size>(
     split_heads: &mut SplitHeads<F, N>,
@@ -149,7 +150,7 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
     let share = length.div_ceil(slices);
     let first = min(slice * share, length);
     let mut end = min(first + share, length);
-    // A head below its limit has nothing to look for.
+    // A head below its limit evicts nothing.
     if comptime!(!blueprint.importance) && !full {
         end = first;
     }
@@ -167,7 +168,7 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
         }
     }
 
-    // This slice's columns of the output; so many units a column as there are.
+    // This slice's columns of the output. The cube's units are divided among them.
     let own_columns = columns.runtime().div_ceil(slices);
     let rows = min(max(CUBE_DIM as usize / own_columns, 1usize), splits);
     let row = unit / own_columns;
@@ -183,7 +184,8 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
         }
     }
 
-    // Maxima and sums of the query heads: some units a head, then a tree over them.
+    // The maximum and the sum of weights of each query head: several units read a head's parts, and
+    // a tree reduces their results.
     let joiners = comptime!(if blueprint.split { JOINERS } else { 1 });
     let mut maxima = Shared::<[f32]>::new_slice(comptime!(group * joiners));
     let mut sums = Shared::<[f32]>::new_slice(comptime!(group * joiners));
@@ -219,7 +221,7 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
     let mut parts = Shared::<[Vector<f32, N>]>::new_slice(units);
     #[unroll]
     for turn in 0..comptime!(columns.div_ceil(units)) {
-        // More columns than units are taken in turns, each by one unit.
+        // More columns than units are taken in turns, one unit a column.
         let again = comptime!(turn * units);
         let column = early_column + again;
         let mut total = Vector::<f32, N>::new(0.0f32);
@@ -322,8 +324,8 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
     }
 }
 
-/// A cube for `count` heads that give up one slot: the best of their candidates. There are as many
-/// `choices` as cubes.
+/// Chooses among the candidates, with one cube for each of `choices` decisions. A decision is for
+/// `count` heads, which evict one common slot.
 #[cube(launch_unchecked)]
 pub(super) fn choose_kernel(
     candidates: &Candidates,
@@ -340,7 +342,7 @@ pub(super) fn choose_kernel(
     let newest = heads.write_slots[choice * count];
     let mut best = f32::new(INFINITE_IMPORTANCE);
     let mut best_slot = i32::new(NO_INDEX as i64);
-    // Slices ascend, so `<` keeps the lowest among equals.
+    // Slices ascend, so `<` keeps the lowest of equal slots.
     let mut slice = UNIT_POS as usize;
     while slice < slices {
         let at = choice * slices + slice;
@@ -356,8 +358,8 @@ pub(super) fn choose_kernel(
     write_next_slots(heads, choice * count, argmin, newest, count);
 }
 
-/// Writes where the next tokens of `count` heads go. All units have read `newest` and know
-/// `argmin`.
+/// Writes the slots of the next tokens of `count` heads. All units must have read `newest`, and
+/// have `argmin`.
 #[cube]
 fn write_next_slots(
     heads: &mut Heads,
@@ -375,8 +377,9 @@ fn write_next_slots(
     }
 }
 
-/// Several cubes a sequence, as many as candidates have slices, each with its share of the slots of
-/// heads that are equally long. `importance` `[S]` is what [`decide_kernel`] has left.
+/// Decides for all heads of a sequence, with `candidates.slices` cubes a sequence. Each cube takes
+/// a share of the slots; heads are equally long. `importance` `[S]` is what [`decide_kernel`] has
+/// written.
 #[cube(launch_unchecked)]
 pub(super) fn decide_together_kernel(
     importance: &[f32],
@@ -417,7 +420,7 @@ pub(super) fn decide_together_kernel(
         let mut top = f32::new(LOWEST_LOGIT);
         #[unroll]
         for head in 0..count {
-            // Slots of no weight add nothing.
+            // A slot without weight adds nothing to the sum.
             let own = importance[heads.offsets[first + head] as usize + slot_in_head];
             terms[head] = select(own == f32::new(INFINITE_IMPORTANCE), f32::new(LOWEST_LOGIT), own);
             top = larger(top, terms[head]);
@@ -447,7 +450,7 @@ pub(super) fn decide_together_kernel(
     }
 }
 
-/// Whether a slot may be given up.
+/// Whether a slot may be evicted.
 #[cube]
 fn may_go(
     guarded: &Guarded,
@@ -469,7 +472,7 @@ fn may_go(
     goes
 }
 
-/// `ln Σ_g α_g ‖v‖₁` of a slot with these logits.
+/// A slot's log-importance, `ln Σ_g α_g ‖v‖₁`, from its logits.
 #[cube]
 pub(crate) fn importance_of(
     logits: &Array<f32>,

@@ -1,4 +1,5 @@
-//! Launches on CubeCL devices.
+//! Launches `evicting_attention` on CubeCL devices: the attention, then the kernels that evict
+//! where the attention's launch has not.
 
 use burn::backend::{DType, Shape, TensorMetadata};
 use burn_cubecl::CubeBackend;
@@ -16,15 +17,15 @@ use crate::attention::decode::args::DecodeArgs;
 use crate::attention::decode::eviction::Evicts;
 use crate::backend::client::{elem_type, empty_like, grid, processors, widest_cube};
 
-/// Units of a cube that decides for a head, where there are many.
+/// Units of a cube that decides for a head, where there are many heads.
 const UNITS: usize = 256;
-/// Cubes that share a head, at most.
+/// The most cubes that share a head.
 const MOST_SLICES: usize = 64;
-/// Units of a cube that compares candidates: one for each.
+/// Units of a cube that compares candidates: one for each candidate.
 const CHOOSERS: usize = MOST_SLICES;
 
-/// What cubes that share a head, or a sequence, leave for the kernel that compares: the least
-/// importance of each, and its slot.
+/// The least importance and its slot from each cube that shares a head or a sequence, for the
+/// kernel that compares them.
 struct Candidates {
     importances: CubeTensor,
     slots: CubeTensor,
@@ -32,7 +33,7 @@ struct Candidates {
 }
 
 impl Candidates {
-    /// Of `choices`, each by `slices` cubes.
+    /// Memory for `choices` decisions, each shared by `slices` cubes.
     fn new(query: &CubeTensor, choices: usize, slices: usize) -> Self {
         let cubes = choices * slices;
         Self {
@@ -48,7 +49,7 @@ impl Candidates {
     }
 }
 
-/// Attends and decides.
+/// Attends and evicts.
 pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
     let config = eviction.config;
     let query = eviction.query.clone();
@@ -74,7 +75,7 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
         query: eviction.query,
         keys: eviction.keys,
         values: eviction.values,
-        // Neither numerators nor a view are read.
+        // The attention reads neither numerators nor a view.
         numerators: eviction.log_weights.clone(),
         log_weights: eviction.log_weights,
         offsets: eviction.offsets.clone(),
@@ -84,7 +85,7 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
     };
     let attended = attention.run_evicting(&evicts);
 
-    // Heads that give up a slot together sum their importances up.
+    // Heads that evict one common slot sum their importances.
     let importance = config.importance || together;
     let slots = log_norms.shape().num_elements();
     let shape = Shape::from([if importance && !attended.decided { slots } else { 1 }]);
@@ -94,8 +95,8 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
         return Evicted { output, write_slots, arrivals, importance: importances };
     }
     let total_kv_heads = batch * kv_heads;
-    // Heads that do not fill the device get as many units as one cube can have. Longer ones are
-    // shared by several cubes, whose candidates another kernel compares.
+    // Where heads do not fill the device, each gets as many units as one cube can have. Several
+    // cubes share a longer head, and another kernel compares their candidates.
     let hardware = &client.properties().hardware;
     let processors = processors(&client);
     let (widest, _) = widest_cube(&client);
@@ -148,7 +149,7 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
             blueprint,
             elem_type(query.dtype),
         );
-        // Of the heads that give up a slot together, each cube reads a share of the slots.
+        // For heads that evict one common slot, each cube reads a share of the slots.
         let (choices, count, slices, candidates) = match together {
             true => {
                 let slices = longest.div_ceil(widest).clamp(1, MOST_SLICES);

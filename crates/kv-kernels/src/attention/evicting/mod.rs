@@ -1,15 +1,15 @@
-//! Decode attention that also says which slot the next token takes: LongFlow's fused operator
-//! (section 3.4 and algorithm 1).
+//! Decode attention that also chooses the slot which the next token overwrites: LongFlow's fused
+//! operator (section 3.4 and algorithm 1).
 //!
 //! A slot's importance is what it adds to the output, `‖α_i v_i‖₁ = α_i ‖v_i‖₁` (equation 6),
-//! summed over the query heads of its group. Values' norms never change, so that they are kept
-//! beside the slots and no value is looked at twice. Importances are compared as logarithms: where
-//! the paper drops the softmax's maximum, logits of any size are told apart here.
+//! summed over the query heads of its group. Value norms never change, so they are stored with the
+//! slots, and no value is read twice. Importances are compared as logarithms. The paper leaves out
+//! the softmax's maximum; logarithms also tell very large and very small logits apart.
 //!
-//! On CubeCL devices this is the kernel of [`crate::decode_attention`]. Where a cube, or a cluster
-//! of them, has a whole head and room for its logits, it decides too: for its head, or, as the last
-//! of a sequence's, for all heads. Else it leaves logits, and `kernel.rs` joins the parts of a head
-//! and decides.
+//! On CubeCL devices the kernel of [`crate::decode_attention`] attends. It also evicts, where a
+//! cube or a cluster has a whole head and room for its logits: for its own head, or, in the cube
+//! that arrives last, for all heads of the sequence. Elsewhere it leaves logits, and `kernel.rs`
+//! combines the parts of heads and evicts.
 
 mod args;
 mod backend;
@@ -35,92 +35,92 @@ pub use strategy::EvictionStrategy;
 
 const OP: &str = "evicting_attention";
 
-/// Which heads give up a slot together.
+/// Which heads evict one common slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum EvictionScope {
-    /// Every key-value head its own.
+    /// Every key-value head evicts its own slot.
     #[default]
     Head,
-    /// All heads of a sequence the slot at the same place, by their summed importance: the paper's
-    /// Algorithm 1 and its authors' code. Heads must be equally long.
+    /// All heads of a sequence evict the slot at one common place, by the sum of their importances:
+    /// the paper's Algorithm 1 and its authors' code. Heads must be equally long.
     Layer,
 }
 
-/// What a cache that is held at its limits keeps beside its slots.
+/// The state that a cache held at its limits keeps besides its slots.
 #[derive(Debug)]
 pub struct HeldSlots<'a> {
     /// `ln ‖v_i‖₁` of every live slot, `[S]`, f32: [`crate::log_norms`].
     pub log_norms: Tensor<1>,
     /// Slots that each head may hold, `[B, Hkv]`, 32-bit.
     pub limits: Tensor<2, Int>,
-    /// Places of the newest tokens, `[B, Hkv]`, 32-bit, counted from each range's first slot; those
-    /// of the next ones are written over them.
+    /// Places of the newest tokens, `[B, Hkv]`, 32-bit, counted from each range's first slot. The
+    /// op overwrites them with the places of the next tokens.
     pub places: &'a mut Tensor<2, Int>,
-    /// Counters of a sequence's heads, `[B, ARRIVALS]`, 32-bit: 0 before each call and behind it.
-    /// Kernels that decide for all heads of a sequence at once know by them which head is the last.
+    /// Counters for each sequence, `[B, ARRIVALS]`, 32-bit, 0 before and after each call. A kernel
+    /// that evicts one common slot of all heads finds by them which head comes last.
     pub arrivals: &'a mut Tensor<2, Int>,
 }
 
 impl HeldSlots<'_> {
-    /// Counters of a sequence.
+    /// Counters of each sequence.
     pub const ARRIVALS: usize = 16;
 }
 
-/// Slots that are kept whatever their importance.
+/// Slots that are kept whatever their importance: sinks and recents.
 #[derive(Debug, Clone)]
 pub struct Guard {
     /// Logical positions of the slots, `[S]`, 32-bit.
     pub positions: Tensor<1, Int>,
     /// The newest token's position, `[B]`, 32-bit.
     pub now: Tensor<1, Int>,
-    /// Tokens at the first so many positions.
+    /// Tokens at the first `sinks` positions are kept.
     pub sinks: usize,
-    /// Tokens at the last so many positions, the newest among them.
+    /// Tokens at the last `recents` positions are kept, the newest token among them.
     pub recents: usize,
 }
 
-/// How to attend, and what must stay.
+/// How to attend, and which slots may be evicted.
 #[derive(Debug, Clone, Default)]
 pub struct EvictionOptions {
     /// Logit scale; `None` means `1 / sqrt(D)`.
     pub scale: Option<f32>,
-    /// The most slots that any range holds, if known. By default the pool's slots.
+    /// An upper bound of the slots of every range; `None` means the slots of the pool.
     pub longest: Option<usize>,
-    /// Which heads give up a slot together.
+    /// Which heads evict one common slot.
     pub scope: EvictionScope,
-    /// Whether even the newest token may be given up, as in the authors' code.
+    /// Whether even the newest token may be evicted, as in the authors' code.
     pub evict_newest: bool,
-    /// Further slots that are kept.
+    /// Further slots that are kept, if any.
     pub guard: Option<Guard>,
     /// Also return every slot's importance.
     pub importance: bool,
-    /// Which kernel attends.
+    /// The kernel that attends.
     pub strategy: EvictionStrategy,
 }
 
-/// What one call returns.
+/// The results of an evicting attention.
 #[derive(Debug, Clone)]
 pub struct EvictingOutput {
-    /// `[B, Hq, D]`, in the query's dtype.
+    /// The attention output, `[B, Hq, D]`, in the query's dtype.
     pub output: Tensor<3>,
-    /// `ln Σ_g α_i ‖v_i‖₁`, `[S]`, f32; `f32::MAX` for slots of weight 0, undefined outside the
-    /// ranges.
+    /// The logarithm of each slot's importance, `ln Σ_g α_i ‖v_i‖₁`, `[S]`, f32; `f32::MAX` for
+    /// slots of weight 0, undefined outside the ranges.
     pub log_importance: Option<Tensor<1>>,
 }
 
-/// Attention of one query per sequence over its slots, and the place that its next token takes.
+/// Attention of one query per sequence over its slots, and the place of each head's next token.
 ///
-/// The places of the newest tokens in `held` become those of the next ones, in place: behind the
-/// live slots for a head below its limit, else the place of the least important slot (the lowest
-/// among equals). Slots of weight 0, and those whose importance is no number, are not given up.
-/// Where nothing may be given up, the newest token is.
+/// The places in `held` change in place. A head below its limit writes its next token after its
+/// live slots. A full head overwrites its least important slot, the lowest one among equals. Slots
+/// of weight 0 and slots whose importance is NaN are not evicted. Where no slot may be evicted, the
+/// newest token's slot is overwritten.
 ///
 /// # Shapes
-/// As [`crate::decode_attention`]'s.
+/// The shapes of [`crate::decode_attention`], [`HeldSlots`] and [`Guard`].
 ///
 /// # Errors
 /// [`KernelError`] for shapes, dtypes, devices or sizes that do not fit, and for a forced strategy
-/// that does not serve; nothing is changed.
+/// that cannot run the call; nothing is changed.
 pub fn evicting_attention(
     query: Tensor<3>,
     [keys, values]: [Tensor<2>; 2],
@@ -184,7 +184,7 @@ pub fn evicting_attention(
         scope: options.scope,
         importance: options.importance,
     };
-    // An extension takes no optional tensors: where nothing is read, any tensor serves.
+    // A backend extension takes no optional tensors. Any tensor serves where none is read.
     let device = query.device();
     let none = || Tensor::<1, Int>::empty([1], (&device, DType::I32));
     let (positions, now) =
@@ -213,7 +213,7 @@ pub fn evicting_attention(
     })
 }
 
-/// Comptime configuration and scalars, as the backends receive them.
+/// Comptime configuration and scalars of a call, as backends receive them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct EvictionConfig {
     pub(crate) attention: DecodeConfig,

@@ -1,8 +1,9 @@
-//! The decision in plain loops.
+//! The choice of the evicted slot in plain loops: the CPU path, and the oracle of the kernels'
+//! tests.
 
 use crate::components::sentinels::{INFINITE_IMPORTANCE, WEIGHTLESS_LOGIT};
 
-/// One call's arguments behind the attention, as slices in row-major order.
+/// The arguments of a choice, after the attention, as slices in row-major order.
 pub(crate) struct Decision<'a> {
     /// Weighted logits, `[S, G]`.
     pub(crate) logits: &'a [f32],
@@ -22,7 +23,7 @@ pub(crate) struct Decision<'a> {
     pub(crate) guard: Option<HostGuard<'a>>,
     pub(crate) kv_heads: usize,
     pub(crate) group: usize,
-    /// Whether all heads of a sequence decide together.
+    /// Whether all heads of a sequence evict one common slot.
     pub(crate) together: bool,
 }
 
@@ -44,7 +45,7 @@ impl Decision<'_> {
             let sums = &self.log_sum_exp[kv_head * self.group..][..self.group];
             for slot in self.slots(kv_head) {
                 let logits = &self.logits[slot * self.group..][..self.group];
-                // NaN is not hidden.
+                // A NaN logit gives a NaN importance.
                 if logits[0] >= WEIGHTLESS_LOGIT || logits[0].is_nan() {
                     let shares = logits.iter().zip(sums).map(|(logit, sum)| logit - sum);
                     importance[slot] = log_sum_exp(shares) + self.log_norms[slot];
@@ -54,7 +55,7 @@ impl Decision<'_> {
         importance
     }
 
-    /// Where the next tokens go, `[B, Hkv]`.
+    /// The places of the next tokens, `[B, Hkv]`.
     pub(crate) fn next(&self, importance: &[f32]) -> Vec<i32> {
         let mut next = Vec::with_capacity(self.offsets.len());
         for sequence in 0..self.offsets.len() / self.kv_heads {
@@ -84,7 +85,7 @@ impl Decision<'_> {
         next
     }
 
-    /// The place of the lowest of a head's importances among those that may be given up.
+    /// The place of a head's least importance among the slots that may be evicted.
     fn argmin_importance(&self, kv_head: usize, importance: impl Iterator<Item = f32>) -> i32 {
         let newest = self.newest[kv_head];
         let mut best: Option<(i32, f32)> = None;

@@ -1,4 +1,5 @@
-//! What `prefill_attention` asks of Hopper GPUs; elsewhere it is made of tensor operations.
+//! The backend trait of `prefill_attention` on Hopper GPUs. Elsewhere the op consists of tensor
+//! operations.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
@@ -8,9 +9,9 @@ use super::PrefillConfig;
 
 #[backend_extension(Cube)]
 pub(crate) trait PrefillAttentionOps: Backend {
-    /// Causal attention of `query` `[B, Hq, N, D]` over `[B, Hkv, T, D]`, the last query at the
-    /// last key; returns output, log-sum-exp `[B, Hq, N]` and, where asked for, column sums `[B,
-    /// Hq, T]`.
+    /// Causal attention of `query` `[B, Hq, N, D]` over keys and values `[B, Hkv, T, D]`; the last
+    /// query is at the last key. Returns output, log-sum-exp `[B, Hq, N]` and, where asked for,
+    /// column sums `[B, Hq, T]`.
     fn causal_attention(
         query: FloatTensor<Self>,
         keys: FloatTensor<Self>,

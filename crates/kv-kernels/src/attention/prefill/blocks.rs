@@ -1,4 +1,5 @@
-//! Prefill attention through matrix products of the device, block of queries by block of queries.
+//! Prefill attention by the tensor library's matrix products, one block of queries after another:
+//! on every device without the Hopper kernel, and on the CPU.
 
 use std::ops::Range;
 
@@ -6,12 +7,12 @@ use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 
 use super::{Mask, PrefillOptions, PrefillOutput, PrefillWindow};
 
-/// Bytes that one block's logits should take; blocks of the fewest queries may take more.
+/// Bytes that the logits of a block should take. A block of the fewest queries may take more.
 const BLOCK_BYTES: usize = 64 << 20;
-/// Queries of a block.
+/// The fewest and the most queries of a block.
 const QUERIES: [usize; 2] = [16, 256];
 
-/// Attention of `query` `[B, Hq, N, D]`, whose last query is at the last key.
+/// Attention of `query` `[B, Hq, N, D]`; the last query is at the last key.
 pub(super) fn attend(
     query: &Tensor<4>,
     keys: &Tensor<4>,
@@ -27,8 +28,8 @@ pub(super) fn attend(
     let mask = options.mask();
     let counted = options.column_sums.map_or(0, |counted| counted.min(queries));
 
-    // A product has its factors' dtype: logits must not be rounded to halves, of which large ones
-    // have few digits left.
+    // A product has the dtype of its factors. Logits must not be rounded to f16 or bf16, which
+    // leave large logits few digits.
     let keys = keys.clone().cast(DType::F32);
     let query = query.clone().cast(DType::F32).mul_scalar(scale);
     let query = query.reshape([batch, kv_heads, group, queries, head_dim]);
@@ -40,16 +41,16 @@ pub(super) fn attend(
     for start in (0..queries).step_by(block) {
         let rows = block.min(queries - start);
         let first = tokens - queries + start;
-        let ranges = mask.indexer(first..first + rows);
+        let ranges = mask.seen(first..first + rows);
         let part = |tensor: &Tensor<4>| {
             let part = |range: &Range<usize>| tensor.clone().slice_dim(2, range.clone());
             match ranges.as_slice() {
-                // A view; joining copies.
+                // One range is a view; several are joined by a copy.
                 [range] => part(range),
                 ranges => Tensor::cat(ranges.iter().map(part).collect(), 2),
             }
         };
-        let indexer: usize = ranges.iter().map(Range::len).sum();
+        let seen: usize = ranges.iter().map(Range::len).sum();
         let q = query.clone().narrow(3, start, rows);
         let q = q.reshape([batch, kv_heads, group * rows, head_dim]);
         let logits = q.matmul(part(&keys).swap_dims(2, 3));
@@ -67,7 +68,7 @@ pub(super) fn attend(
         } else {
             let diagonal = logits.clone().narrow(3, first, rows);
             let diagonal = diagonal.mask_fill(hidden, f32::NEG_INFINITY);
-            let place = [0..batch, 0..kv_heads, 0..group * rows, first..indexer];
+            let place = [0..batch, 0..kv_heads, 0..group * rows, first..seen];
             logits.slice_assign(place, diagonal)
         };
 
@@ -78,9 +79,9 @@ pub(super) fn attend(
         // The counted queries are the last ones.
         let uncounted = (queries - counted).saturating_sub(start).min(rows);
         if let Some(sums) = sums.as_mut().filter(|_| uncounted < rows) {
-            let normalised = weights.clone().reshape([batch, kv_heads, group, rows, indexer]);
+            let normalised = weights.clone().reshape([batch, kv_heads, group, rows, seen]);
             let normalised = normalised.narrow(3, uncounted, rows - uncounted);
-            let added = normalised.sum_dim(3).reshape([batch, kv_heads, group, indexer]);
+            let added = normalised.sum_dim(3).reshape([batch, kv_heads, group, seen]);
             let mut from = 0;
             for range in &ranges {
                 let own = added.clone().narrow(3, from, range.len());
@@ -91,7 +92,7 @@ pub(super) fn attend(
                 from += range.len();
             }
         }
-        // Of weights that add up to 1, no sum is larger than any value.
+        // The weights of a row sum to 1, so the output is no larger than the largest value.
         let output = weights.cast(dtype).matmul(part(values));
         outputs.push(output.reshape([batch, heads, rows, head_dim]));
         if options.log_sum_exp {
@@ -105,7 +106,7 @@ pub(super) fn attend(
     }
 }
 
-/// Which of the seen keys each of some queries does not see, `[rows, indexer]`.
+/// A mask of the keys in `ranges` that each of `queries` does not see, `[rows, keys]`.
 fn hidden(
     mask: &Mask,
     queries: Range<usize>,
@@ -119,9 +120,9 @@ fn hidden(
     };
     let rows = queries.len();
     let keys = Tensor::cat(ranges.iter().map(line).collect(), 0).unsqueeze_dim::<2>(0);
-    let indexer = keys.dims()[1];
-    let keys = keys.expand([rows, indexer]);
-    let own = line(&queries).unsqueeze_dim::<2>(1).expand([rows, indexer]);
+    let seen = keys.dims()[1];
+    let keys = keys.expand([rows, seen]);
+    let own = line(&queries).unsqueeze_dim::<2>(1).expand([rows, seen]);
     let ahead = keys.clone().greater(own);
     if mask.window == PrefillWindow::All {
         return ahead;
@@ -129,7 +130,7 @@ fn hidden(
     let starts: Vec<i32> = queries.map(|query| mask.window.start(query) as i32).collect();
     let starts =
         Tensor::<2, Int>::from_data(TensorData::new(starts, [rows, 1]), (&device, DType::I32));
-    let behind = keys.clone().lower(starts.expand([rows, indexer]));
+    let behind = keys.clone().lower(starts.expand([rows, seen]));
     let sinks = i32::try_from(mask.sinks).unwrap_or(i32::MAX);
     ahead.bool_or(behind.bool_and(keys.greater_equal_scalar(sinks)))
 }

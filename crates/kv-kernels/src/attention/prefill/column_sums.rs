@@ -1,8 +1,9 @@
-//! Column sums of causal attention on Hopper, once the queries' log-sum-exps are known: products of
-//! keys, as rows, and queries, as columns, so that a key's sum stays in its registers. One plane
-//! copies, two groups of four planes hold 64 keys each.
+//! Column sums of causal attention on Hopper: how much attention each key gets. The queries'
+//! log-sum-exps must be known, so this kernel runs after `hopper.rs` and computes each logit again.
+//! It multiplies keys (rows) by queries (columns), so that a key's sum stays in its registers. One
+//! plane copies, and two groups of four planes hold 64 keys each.
 
-// What PTX writes looks unwritten to the compiler.
+// The compiler does not see that PTX writes variables.
 #![allow(unused_assignments)]
 
 use cubecl::prelude::*;
@@ -15,24 +16,24 @@ use crate::components::tma::{
     arrive, arrive_expecting, copy_tile_of, init_barrier, publish_barriers, wait_barrier,
 };
 
-/// The attention that keys get from the queries of a prompt.
+/// Column sums, and what they are computed from.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct ColumnSums {
-    /// Of the queries' logits, `[B * Hq, N]`.
+    /// Log-sum-exp of each query, `[B * Hq, N]`.
     log_sum_exp: Box<[f32]>,
-    /// `[B * Hq, T]`
+    /// The column sums, `[B * Hq, T]`.
     sums: Box<[f32]>,
     /// How many of the last queries count.
     counted: u32,
-    /// Tiles of keys that a cube takes, 1 where it takes all queries that see its keys.
+    /// Tiles of keys that a cube takes; 1 where a cube takes all queries that see its keys.
     tiles_each: u32,
 }
 
-/// How much of the queries' attention each key gets: `sums[t] = Σ exp(q · k_t scale -
-/// log_sum_exp[q])` over the last queries that count and see it.
+/// Computes `sums[t] = Σ exp(scale · q · k_t − log_sum_exp[q])`, summed over the counted queries
+/// that see key `t`.
 ///
-/// A cube has a tile of keys, whose queries come one tile after another; or, where `few` queries
-/// are counted, no more than a tile, these, whose keys come in tiles.
+/// A cube keeps one tile of keys and takes tiles of queries one after another. Where `few` queries
+/// count, at most one tile, a cube keeps these and takes tiles of keys.
 ///
 /// # Shapes
 /// `q` `[B * Hq, N, D]`, `k` `[B * Hkv, T, D]`.
@@ -52,8 +53,8 @@ pub(super) fn column_sums_kernel<E: Float>(
     let words = comptime!(bytes as usize / 4);
     let held = Shared::<[u32]>::new_aligned_slice(words, 1024usize);
     let ring = Shared::<[u32]>::new_aligned_slice(comptime!(STAGES * words), 1024usize);
-    // Twice as many as tiles: who still reads a step's is a step behind those who have left its
-    // tile.
+    // Twice as many as tiles: a plane that still reads a step's shifts may be one step behind the
+    // planes that have left the step's tile.
     let mut shifts = Shared::<[Vector<f32, Const<2>>]>::new_slice(comptime!(STAGES * QUERIES));
     let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(1 + 2 * STAGES), 16usize);
     let held_base = generic_to_shared::<u32>(held.as_ptr());
@@ -65,7 +66,7 @@ pub(super) fn column_sums_kernel<E: Float>(
         init_barrier(held_full, 1u32);
         #[unroll]
         for stage in 0..comptime!(STAGES as u32) {
-            // The copies, and each lane's shifts beside them.
+            // One arrival for the copies, and one for each lane that writes shifts.
             init_barrier(full + comptime!(8 * stage), 33u32);
             init_barrier(empty + comptime!(8 * stage), 8u32);
         }
@@ -76,7 +77,7 @@ pub(super) fn column_sums_kernel<E: Float>(
     let (queries, keys) = (prompt.queries, prompt.keys);
     let (window, sinks) = (prompt.window, prompt.sinks);
     let tiles_each = column_sums.tiles_each;
-    // Heads one after another, keys that many queries see first.
+    // Heads follow one another; the keys that many queries see come first.
     let blocks = keys.div_ceil(comptime!(KEYS as u32));
     let parts = blocks.div_ceil(tiles_each);
     let head = CUBE_POS_X / parts;
@@ -85,14 +86,14 @@ pub(super) fn column_sums_kernel<E: Float>(
     let kv_head = head / prompt.group;
     let offset = keys - queries;
     let least = queries - min(column_sums.counted, queries);
-    // From the first query that sees the first key.
+    // Begins at the first query that sees the first key.
     let from = select(few.runtime(), least, max(max(own_token, offset) - offset, least));
     let mut steps = min(tiles_each, blocks - block);
     if comptime!(!few) {
         let to = last_seeing(own_token, queries, offset, window, sinks, comptime!(blueprint.view));
         steps = (max(to, from) - from).div_ceil(comptime!(QUERIES as u32));
     }
-    // Of a step, in queries and in keys.
+    // How far a step moves on, in queries and in keys.
     let queries_on = comptime!(if few { 0 } else { QUERIES as u32 });
     let keys_on = comptime!(if few { KEYS as u32 } else { 0 });
 
@@ -157,7 +158,7 @@ pub(super) fn column_sums_kernel<E: Float>(
         let part = UNIT_POS / 128;
         let lane = UNIT_POS % 32;
         let j = lane % 4;
-        // Exponentials are powers of two.
+        // Exponentials are computed as powers of two.
         let scale = prompt.scale * std::f32::consts::LOG2_E;
         let mut sum = Array::<f32>::new(2usize);
         sum[0] = 0.0f32;
@@ -183,9 +184,9 @@ pub(super) fn column_sums_kernel<E: Float>(
                 arrive(empty + 8 * stage);
             }
 
-            // This lane's keys: `row` and `row + 8`.
+            // This lane holds the keys `row` and `row + 8`.
             let row = token + UNIT_POS % 128 / 32 * 16 + lane / 4;
-            // Whether all of the group's keys are seen by all queries.
+            // Whether all queries of the tile see all keys of the group.
             let mut whole = token + 63 <= offset + first;
             if comptime!(blueprint.view != View::All) {
                 let last = offset + first + comptime!(QUERIES as u32 - 1);
@@ -197,12 +198,12 @@ pub(super) fn column_sums_kernel<E: Float>(
                     let query =
                         offset + first + comptime!(8 * (i / 4) as u32 + (i % 2) as u32) + 2 * j;
                     let key = row + comptime!(8 * (i % 4 / 2) as u32);
-                    let mut indexer = key <= query;
+                    let mut seen = key <= query;
                     if comptime!(blueprint.view != View::All) {
                         let start = start_of(query, window, comptime!(blueprint.view));
-                        indexer = indexer && (key >= start || key < sinks);
+                        seen = seen && (key >= start || key < sinks);
                     }
-                    if !indexer {
+                    if !seen {
                         s.insert(i, f32::new(-UNCOUNTED_LOG_SUM));
                     }
                 }
@@ -235,13 +236,13 @@ pub(super) fn column_sums_kernel<E: Float>(
     }
 }
 
-/// Where a step's shifts begin.
+/// The index of a step's first shift.
 #[cube]
 fn shifts_of(step: u32) -> u32 {
     step % comptime!(2 * STAGES as u32) * comptime!(QUERIES as u32 / 2)
 }
 
-/// The end of the queries that see any key of a tile.
+/// The first query after those that see any key of a tile.
 #[cube]
 fn last_seeing(
     token: u32,
@@ -257,7 +258,7 @@ fn last_seeing(
         to = min(max(past, offset) - offset, queries);
     }
     if comptime!(view == View::From) && token >= sinks {
-        // Starts never fall, so half of what is left can be told from its middle.
+        // A binary search: a window's start never falls from query to query.
         let mut low = 0u32;
         let mut high = queries;
         while low < high {
@@ -273,8 +274,8 @@ fn last_seeing(
     to
 }
 
-/// Writes the sums of a lane's keys, `row` and `row + 8`, of which it and three others have parts,
-/// and begins anew.
+/// Adds the parts of four lanes to the sums of keys `row` and `row + 8`, writes the sums, and sets
+/// them to 0.
 #[cube]
 fn write(sum: &mut Array<f32>, sums: &mut [f32], at: u32, row: u32, keys: u32, j: u32) {
     #[unroll]

@@ -1,10 +1,11 @@
-//! Causal attention on Hopper: one plane copies queries, keys and values into shared memory, two
-//! groups of four planes hold 64 queries each. Logits never leave registers, and weights go from
-//! there into the second product.
+//! Causal attention on Hopper, `softmax(scale · q kᵀ) v`. One plane copies queries, keys and values
+//! into shared memory by the copy engine. Two groups of four planes hold 64 queries each and
+//! multiply by warpgroup instructions. Logits never leave registers, and weights go from there into
+//! the second product. `blocks.rs` serves all other devices.
 //!
-//! Keys come from the diagonal backwards, so that masks are needed at the beginning only.
+//! Blocks of keys are taken from the diagonal backwards, so that only the first blocks need masks.
 
-// What PTX writes looks unwritten to the compiler.
+// The compiler does not see that PTX writes variables.
 #![allow(unused_assignments)]
 
 use std::sync::LazyLock;
@@ -24,23 +25,23 @@ pub(super) const QUERIES: usize = 128;
 pub(super) const KEYS: usize = 128;
 /// Units of a cube: two groups of four planes, and the plane that copies.
 pub(super) const UNITS: usize = 288;
-/// Tiles of keys, and of values, that are on their way or in use.
+/// Tiles of keys, and of values, that are being copied or used.
 pub(super) const STAGES: usize = 2;
 /// Bytes of a tile of 128 rows and 64 columns.
 pub(super) const TILE_BYTES: u32 = 16_384;
 
-/// Which keys queries see, but for those of the sinks; what the kernels' `window` is.
+/// Which keys a query sees besides the sinks, and the meaning of the kernels' `window`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum View {
-    /// All; `window` is not read.
+    /// All keys; `window` is not read.
     All,
-    /// The last `window`.
+    /// The last `window` keys.
     Last,
-    /// Those from a share of the keys so far on, `window` in units of 2⁻³².
+    /// The keys from a share of the keys so far on; `window` is the share in units of 2⁻³².
     From,
 }
 
-/// What fixes the generated code.
+/// Comptime configuration of the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Blueprint {
     pub(super) view: View,
@@ -53,7 +54,7 @@ pub(super) struct Blueprint {
 }
 
 impl Blueprint {
-    /// For head dims of 64 and 128, in f16 or bf16.
+    /// The blueprint for a head dim of 64 or 128, in f16 (`half`) or bf16.
     pub(super) fn new(head_dim: usize, half: bool, view: View) -> Self {
         static TEXTS: LazyLock<Vec<[String; 2]>> = LazyLock::new(|| {
             let kinds = [(1, "bf16"), (1, "f16"), (2, "bf16"), (2, "f16")];
@@ -67,8 +68,8 @@ impl Blueprint {
 
 const DONE: &str = "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n";
 
-/// `$0 = $1 $2ᵀ`, 64 queries times 128 keys (or keys times queries); `$1` and `$2` describe tiles
-/// in shared memory.
+/// PTX of `$0 = $1 $2ᵀ`: 64 queries times 128 keys, or keys times queries. `$1` and `$2` are
+/// descriptors of tiles in shared memory.
 fn logits_text(tiles: usize, name: &str) -> String {
     let mut text = String::from(
         ".reg .pred add;\n.reg .b64 da, db;\n.reg .b32 hi;\nmov.b32 hi, 0x40000040;\n\
@@ -77,7 +78,7 @@ fn logits_text(tiles: usize, name: &str) -> String {
     );
     for step in 0..4 * tiles {
         if step > 0 {
-            // 16 columns are 32 bytes; the next 64 columns are a tile away.
+            // 16 columns are 32 bytes. The next 64 columns are one tile further on.
             let ahead = if step % 4 == 0 { (TILE_BYTES >> 4) - 6 } else { 2 };
             text += &format!("add.s64 da, da, {ahead};\nadd.s64 db, db, {ahead};\n");
         }
@@ -92,8 +93,8 @@ fn logits_text(tiles: usize, name: &str) -> String {
     text + DONE
 }
 
-/// `$0 = $1 + P $10`, 64 queries times the head dim: weights `P` of 128 keys in `$2` to `$9`,
-/// `$10` describes the values' tiles.
+/// PTX of `$0 = $1 + P $10`: 64 queries times the head dim. The weights `P` of 128 keys are in `$2`
+/// to `$9`, and `$10` is the descriptor of the values' tiles.
 fn sums_text(tiles: usize, name: &str) -> String {
     let registers = 32 * tiles;
     let mut text = String::from(".reg .b64 db;\n.reg .b32 hi;\nmov.b32 hi, 0x40000040;\n");
@@ -115,7 +116,7 @@ fn sums_text(tiles: usize, name: &str) -> String {
     text + DONE
 }
 
-/// What queries of a prompt see. The last query is at the last key.
+/// A prompt's sizes, and the keys that its queries see. The last query is at the last key.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Prompt {
     /// `N`, queries of a head.
@@ -124,20 +125,20 @@ pub(super) struct Prompt {
     pub(super) keys: u32,
     /// `G`, query heads of a key-value head.
     pub(super) group: u32,
-    /// As [`View`] counts it.
+    /// The window, as [`View`] defines it.
     pub(super) window: u32,
-    /// First keys that all queries behind them see.
+    /// First keys, which all later queries see.
     pub(super) sinks: u32,
-    /// What products of queries and keys are multiplied by.
+    /// The factor of `q · k`.
     pub(super) scale: f32,
 }
 
-/// What attention of a prompt writes.
+/// Outputs of prefill attention.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct PromptOutputs<E: Float> {
-    /// `[B * Hq, N, D]`, in pairs.
+    /// The attention output, `[B * Hq, N, D]`, in pairs.
     output: Box<[Vector<E, Const<2>>]>,
-    /// `[B * Hq, N]`
+    /// Log-sum-exp of each query, `[B * Hq, N]`.
     log_sum_exp: Box<[f32]>,
 }
 
@@ -184,7 +185,7 @@ pub(super) fn prefill_kernel<E: Float, NO: Size>(
     sync_cube();
 
     let (queries, window, sinks) = (prompt.queries, prompt.window, prompt.sinks);
-    // Heads one after another, long rows first.
+    // Heads follow one another; the longest rows come first.
     let blocks = queries.div_ceil(comptime!(QUERIES as u32));
     let head = CUBE_POS_X / blocks;
     let first = (blocks - 1 - CUBE_POS_X % blocks) * comptime!(QUERIES as u32);
@@ -192,7 +193,7 @@ pub(super) fn prefill_kernel<E: Float, NO: Size>(
     let offset = prompt.keys - queries;
     let last = offset + min(first + comptime!(QUERIES as u32), queries) - 1;
     let last_block = last / comptime!(KEYS as u32);
-    // Blocks that a query sees: back to the window's start, then those of the sinks.
+    // Blocks that the queries see: back to the window's start, then the sinks' blocks.
     let mut near = last_block + 1;
     let mut steps = near;
     if comptime!(blueprint.view != View::All) {
@@ -243,9 +244,9 @@ pub(super) fn prefill_kernel<E: Float, NO: Size>(
         let part = UNIT_POS / 128;
         let lane = UNIT_POS % 32;
         let j = lane % 4;
-        // This lane's queries: `row` and `row + 8`.
+        // This lane holds the queries `row` and `row + 8`.
         let row = first + part * 64 + UNIT_POS % 128 / 32 * 16 + lane / 4;
-        // Exponentials are powers of two.
+        // Exponentials are computed as powers of two.
         let scale = prompt.scale * std::f32::consts::LOG2_E;
         let registers = comptime!(32 * tiles);
         let mut o = Array::<Vector<f32, NO>>::new(1usize);
@@ -257,7 +258,8 @@ pub(super) fn prefill_kernel<E: Float, NO: Size>(
             max[half] = f32::new(LOWEST_LOGIT);
             sum[half] = 0.0f32;
         }
-        // Descriptors: address and leading offset in 16 bytes; 8 rows are 1,024 bytes.
+        // A descriptor holds the address and the leading offset in units of 16 bytes; 8 rows are
+        // 1,024 bytes.
         let of_q = ((q_base + part * 8192) >> 4u32) | 0x1_0000u32;
         wait_barrier(q_full, 0u32);
         let mut stage = 0u32;
@@ -284,7 +286,7 @@ pub(super) fn prefill_kernel<E: Float, NO: Size>(
                 }
             }
             if comptime!(blueprint.view != View::All) {
-                // The group's last query sees least far back.
+                // The group's last query has the latest window start.
                 let least =
                     start_of(offset + first + part * 64 + 63, window, comptime!(blueprint.view));
                 if token < least {
@@ -316,7 +318,7 @@ pub(super) fn prefill_kernel<E: Float, NO: Size>(
                 top = larger(top, plane_shuffle_xor(top, 1u32));
                 top = larger(top, plane_shuffle_xor(top, 2u32));
                 factor[half] = exp2((max[half] - top) * scale);
-                // Where nothing is seen yet, masked logits must stay far below.
+                // Where a query has seen no key yet, masked logits must stay far below.
                 shift[half] = select(top > WEIGHTLESS_LOGIT, top * scale, 0.0f32);
                 sum[half] *= factor[half];
                 max[half] = top;
@@ -386,7 +388,7 @@ pub(super) fn prefill_kernel<E: Float, NO: Size>(
     }
 }
 
-/// The first key of a step: from the diagonal backwards, then the sinks'.
+/// The first key of a step. Steps go from the diagonal backwards, then through the sinks' blocks.
 #[cube]
 fn key_of(step: u32, near: u32, last_block: u32) -> u32 {
     let mut block = last_block - step;
@@ -396,7 +398,7 @@ fn key_of(step: u32, near: u32, last_block: u32) -> u32 {
     block * comptime!(KEYS as u32)
 }
 
-/// The first key that the query at key `at` sees, but for the sinks.
+/// The first key, besides the sinks, that the query at key `at` sees.
 #[cube]
 pub(super) fn start_of(at: u32, window: u32, #[comptime] view: View) -> u32 {
     let mut start = 0u32;
@@ -404,14 +406,14 @@ pub(super) fn start_of(at: u32, window: u32, #[comptime] view: View) -> u32 {
         start = at + 1 - min(window, at + 1);
     }
     if comptime!(view == View::From) {
-        // Queries and keys are counted from 1 there.
+        // [`Share::first_seen`](crate::Share::first_seen), which counts queries and keys from 1.
         let from = window.mul_hi(at + 1);
         start = from - min(from, 1u32);
     }
     start
 }
 
-/// Weights `at..at + 8` as registers of the second product.
+/// The weights `at..at + 8` in the registers that the second product takes.
 #[cube]
 fn weights<E: Float>(s: Vector<f32, Const<64>>, #[comptime] at: usize) -> Vector<u32, Const<4>> {
     let mut part = Vector::<f32, Const<8>>::empty();

@@ -12,8 +12,8 @@ use super::{PrefillConfig, PrefillWindow, column_sums, hopper};
 use crate::backend::client::{elem_type, empty_like, processors};
 use crate::components::tma::tiles;
 
-/// Output `[B, Hq, N, D]` and log-sum-exp `[B, Hq, N]` of causal attention, and column sums
-/// `[B, Hq, T]`, where `config` asks for them (else any tensor).
+/// Causal attention. Returns the output `[B, Hq, N, D]`, the log-sum-exp `[B, Hq, N]`, and column
+/// sums `[B, Hq, T]` where `config` asks for them (else any tensor).
 pub(crate) fn causal(
     query: CubeTensor,
     keys: CubeTensor,
@@ -69,7 +69,7 @@ pub(crate) fn causal(
     let sums = empty_like(&query, Shape::from([batch, heads, tokens]), DType::F32);
     let few = counted as usize <= hopper::QUERIES;
     let blocks = tokens.div_ceil(hopper::KEYS);
-    // All cubes at once, two a processor.
+    // All cubes run at once, two on a processor.
     let tiles_each =
         if few { (batch * heads * blocks).div_ceil(2 * processors(&client)) } else { 1 };
     let tiles_each = tiles_each.min(blocks);

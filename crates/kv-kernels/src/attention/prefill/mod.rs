@@ -1,5 +1,6 @@
-//! Causal attention of a prompt or of a chunk of one, with what policies want to know of it as
-//! by-products.
+//! Causal attention of a prompt, or of a part of one, `softmax(q kᵀ / sqrt(D)) v`. Its by-products
+//! serve policies that select tokens after a prompt: column sums of the attention matrix and
+//! log-sum-exps.
 
 #[cfg(feature = "cuda")]
 mod backend;
@@ -24,19 +25,19 @@ pub use strategy::PrefillStrategy;
 
 const OP: &str = "prefill_attention";
 
-/// What queries see, and what is returned beside the output.
+/// The keys that queries see, and the results besides the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PrefillOptions {
-    /// How far back a query sees. Blocks of keys that no query of a block sees cost nothing.
+    /// How far back a query sees. A block of keys that no query of a block sees costs nothing.
     pub window: PrefillWindow,
-    /// First keys that every query sees, whatever the window.
+    /// First keys, which every query sees despite the window.
     pub sinks: usize,
-    /// Sums of the attention that each key gets, over the last so many queries (`usize::MAX` for
+    /// Also return the attention that each key gets from the last `n` queries (`usize::MAX` for
     /// all).
     pub column_sums: Option<usize>,
-    /// The logarithm of each query's sum of exponentials.
+    /// Also return the log-sum-exp of each query's logits.
     pub log_sum_exp: bool,
-    /// Which kernel attends.
+    /// The kernel to run.
     pub strategy: PrefillStrategy,
 }
 
@@ -46,29 +47,30 @@ pub enum PrefillWindow {
     /// All keys up to the query's own.
     #[default]
     All,
-    /// The last so many, the query's own included.
+    /// The last `n` keys, the query's own included.
     Last(usize),
-    /// Those from [`Share::first_seen`] of the query's own index among the keys on: the start moves
-    /// on with the query.
+    /// The keys from [`Share::first_seen`] on, for the query's own index among the keys: the start
+    /// moves on with the query.
     From(Share),
 }
 
-/// What one call returns.
+/// The results of prefill attention.
 #[derive(Debug, Clone)]
 pub struct PrefillOutput {
-    /// `[B, Hq, N, D]`, in the query's dtype.
+    /// The attention output, `[B, Hq, N, D]`, in the query's dtype.
     pub output: Tensor<4>,
-    /// `sum_i A[h, i, t]` over the counted queries that see token `t`, `[B, Hq, T]`, f32.
+    /// Column sums `sum_i A[h, i, t]` over the counted queries `i` that see token `t`, `[B, Hq,
+    /// T]`, f32.
     pub column_sums: Option<Tensor<3>>,
-    /// `[B, Hq, N]`, f32.
+    /// The log-sum-exp of each query's logits, `[B, Hq, N]`, f32.
     pub log_sum_exp: Option<Tensor<3>>,
 }
 
-/// Causal attention, `softmax(q kᵀ / sqrt(D)) v` over keys up to the query's own: the queries are
-/// the last `N` of `T` tokens.
+/// Causal attention, `softmax(q kᵀ / sqrt(D)) v`, of queries over the keys up to their own. The
+/// queries are the last `N` of `T` tokens.
 ///
-/// Softmax subtracts the maximum and sums in f32. The matrix of all queries and keys is never
-/// whole.
+/// The softmax subtracts the maximum, and sums in f32. The matrix of all queries and keys is never
+/// stored.
 ///
 /// # Shapes
 /// `query` `[B, Hq, N, D]`, `keys` and `values` `[B, Hkv, T, D]`, with `Hq` a multiple of `Hkv` and
@@ -76,7 +78,7 @@ pub struct PrefillOutput {
 ///
 /// # Errors
 /// [`KernelError`] where shapes do not fit, for a window of 0, for no queries, and for a forced
-/// strategy that does not serve.
+/// strategy that cannot run the call.
 pub fn prefill_attention(
     query: &Tensor<4>,
     keys: &Tensor<4>,
@@ -114,7 +116,7 @@ pub fn prefill_attention(
     Ok(blocks::attend(query, keys, values, options))
 }
 
-/// Which keys queries see.
+/// The keys that queries see.
 #[derive(Debug, Clone, Copy)]
 struct Mask {
     window: PrefillWindow,
@@ -128,7 +130,8 @@ impl PrefillOptions {
 }
 
 impl PrefillWindow {
-    /// The first key that the query at key `at` sees, but for the sinks; it never falls with `at`.
+    /// The first key, besides the sinks, that the query at key `at` sees. It never falls as `at`
+    /// grows.
     fn start(self, at: usize) -> usize {
         match self {
             Self::All => 0,
@@ -139,8 +142,8 @@ impl PrefillWindow {
 }
 
 impl Mask {
-    /// The keys that any of `queries` sees: one range, or the sinks' and the window's.
-    fn indexer(&self, queries: Range<usize>) -> Vec<Range<usize>> {
+    /// The keys that any of `queries` sees: one range, or the sinks' range and the window's range.
+    fn seen(&self, queries: Range<usize>) -> Vec<Range<usize>> {
         let back = self.window.start(queries.start);
         let sinks = self.sinks.min(back);
         let near = if sinks == back { 0 } else { back }..queries.end;
@@ -161,7 +164,7 @@ fn on_hopper(
     let tokens = keys.dims()[2];
     let config = PrefillConfig {
         scale: 1.0 / (query.dims()[3] as f32).sqrt(),
-        // What reaches over all keys is no window.
+        // A window over all keys is no window.
         window: match options.window {
             PrefillWindow::Last(window) if window < tokens => options.window,
             PrefillWindow::From(share) if share.of(tokens) > 1 => options.window,
@@ -183,13 +186,13 @@ fn on_hopper(
     }
 }
 
-/// [`PrefillOptions`] as the kernels take them.
+/// [`PrefillOptions`] as backends receive them.
 #[cfg(feature = "cuda")]
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PrefillConfig {
     pub(crate) scale: f32,
     pub(crate) window: PrefillWindow,
     pub(crate) sinks: u32,
-    /// Last queries whose attention is summed.
+    /// How many of the last queries count in column sums.
     pub(crate) counted: Option<u32>,
 }

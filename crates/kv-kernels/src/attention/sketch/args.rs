@@ -6,7 +6,7 @@ use burn::backend::{Backend, ExtensionType};
 use super::SketchStrategy;
 use crate::sketch::count_sketch::args::SketchTensors;
 
-/// What attention over slots and sketched tokens takes.
+/// The arguments of attention over slots and sketched tokens.
 #[derive(ExtensionType)]
 pub(crate) struct SketchAttentionArgs<B: Backend> {
     /// `[B, Hq, D]`
@@ -28,12 +28,12 @@ pub(crate) struct SketchAttentionArgs<B: Backend> {
     pub(crate) scale: f32,
     /// The most slots of a range.
     pub(crate) longest: usize,
-    /// The most tokens that a range has room for.
+    /// The most tokens that a range's sketch has room for.
     pub(crate) longest_tokens: usize,
     pub(crate) strategy: SketchStrategy,
 }
 
-/// What attention over slots and sketched tokens returns.
+/// The results of attention over slots and sketched tokens.
 #[derive(ExtensionType)]
 pub(crate) struct SketchAttended<B: Backend> {
     /// `[B, Hq, D]`

@@ -1,4 +1,4 @@
-//! What `sketch_attention` asks of a backend.
+//! The backend trait of `sketch_attention`, and its implementations for CubeCL devices and the CPU.
 
 use burn::backend::{Backend, backend_extension};
 #[cfg(feature = "gpu")]
@@ -8,7 +8,7 @@ use super::args::{SketchAttended, SketchAttentionArgs};
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait SketchAttentionOps: Backend {
-    /// Attention over slots and over tokens in sketches.
+    /// Attention over slots and over tokens in a count-sketch.
     fn sketch_attention(#[extension_type] args: SketchAttentionArgs<Self>) -> SketchAttended<Self>;
 }
 
@@ -21,7 +21,7 @@ impl SketchAttentionOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The op on the CPU, by its reference.
+    //! The implementation for the CPU, which runs the reference.
 
     use burn::backend::{DType, Flex, Shape};
 

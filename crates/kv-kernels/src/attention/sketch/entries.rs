@@ -1,11 +1,12 @@
-//! How the kernel for matrix instructions takes tokens out of a sketch: the median of a token's
-//! entries, by columns, into the registers in which products take a tile's rows.
+//! Estimates tokens from a count-sketch, for the kernel for matrix instructions. A token's key or
+//! value is the median, column by column, of its entries in all buckets, each times its sign. The
+//! medians land in the registers from which the products take a tile's rows.
 //!
-//! Each lane keeps the places of one token, and asks others for those of the rows that it has
-//! columns of. Entries are read from shared memory without conflict: lanes read the pieces of a row
-//! in orders of their own, and exchange registers behind the median. A token's first sign is left
-//! out, which changes the sign of the median alone: it goes into the weight. Arithmetic is on two
-//! halves at a time, and its instructions are what these kernels wait for.
+//! Each lane hashes one token, and shuffles the entries' places to the lanes that need them. Lanes
+//! read the pieces of a row from shared memory in different orders, so that no banks conflict, and
+//! swap registers after the median. A token's first sign is left out of its entries: it would only
+//! change the median's sign, and so becomes a factor of the weight. Arithmetic takes two halves at
+//! a time. Its instructions set these kernels' time.
 
 use cubecl::prelude::*;
 
@@ -14,17 +15,17 @@ use super::staging::{Columns, ENTRY, KEY_PIECE, key_piece, orders, piece_ahead, 
 use crate::components::ptx::{Halves, larger_halves, read_shared, scaled_halves, smaller_halves};
 use crate::sketch::count_sketch::hash::kernel;
 
-/// Bits of a place: whether the sign is negative (of the first bucket; of others, whether it is not
-/// the first one's), and whether the token is not in the sketch. Above them is where the entry
-/// begins, in pieces of a key.
+/// Bits of a packed entry. `NEGATIVE`: the sign is negative in the first bucket, or differs from
+/// the first bucket's sign in another. `MISSING`: the token is not in the sketch. The higher bits
+/// are the place where the entry begins, in pieces of a key.
 const NEGATIVE: u32 = 1;
 const MISSING: u32 = 2;
 const FIELDS: u32 = 4;
 /// Bytes of a piece of a key.
 const PIECE_BYTES: u32 = 16;
 
-/// Where a lane's own token is, in every bucket; what is missing is at the zeros behind staged
-/// entries, else at the first one.
+/// The packed entries of a lane's own token, one a bucket. A token that is not in the sketch gets
+/// the row of zeros after staged entries, or else the first entry.
 #[cube]
 pub(super) fn hashes_of(
     hashes: &[i32],
@@ -64,14 +65,14 @@ pub(super) fn hashes_of(
     packed_entries
 }
 
-/// A token's entries, as the lane `asked` knows them: where they begin, in bytes where they are
-/// staged, else in pieces of a key; and their signs by the first one's.
+/// The entries of the token of lane `asked`: where each begins, in bytes where entries are staged,
+/// else in pieces of a key; and their signs relative to the first sign.
 #[derive(CubeType)]
 struct Found {
     at: Array<u32>,
-    /// What two halves are to be multiplied by.
+    /// The factor of each entry, for two halves.
     signs: Array<u32>,
-    /// The first entry's place.
+    /// The packed entry of the first bucket.
     packed_entry: u32,
 }
 
@@ -99,8 +100,8 @@ fn found(packed_entries: &Array<u32>, asked: usize, #[comptime] blueprint: Bluep
     Found { at, signs, packed_entry: first }
 }
 
-/// The keys of a tile's rows `r` and `r + 8`, every fourth piece from `j` on, but for their first
-/// signs. `asked` is the lane that has the places of the tile's first token.
+/// The keys of a tile's rows `r` and `r + 8`, every fourth piece from piece `j` on, without their
+/// first signs. Lane `asked` has the packed entries of the tile's first token.
 #[cube]
 pub(super) fn token_keys<E: Float>(
     columns: &Columns,
@@ -163,9 +164,9 @@ pub(super) fn token_keys<E: Float>(
     k
 }
 
-/// The value of a tile's `u`-th row of this lane, in registers `[u, blocks]` of `v`, but for its
-/// first sign, which is returned; and whether the token is in the sketch. Lane `asked` has its
-/// places.
+/// Writes the value of this lane's `u`-th row of a tile to registers `[u, blocks]` of `v`, without
+/// its first sign. Returns that sign, and whether the token is in the sketch. Lane `asked` has the
+/// token's packed entries.
 #[cube]
 pub(super) fn token_value<E: Float>(
     columns: &Columns,
@@ -237,7 +238,7 @@ pub(super) fn token_value<E: Float>(
     )
 }
 
-/// The median of `count` pairs of halves, whose order it changes, each half by itself.
+/// The median of `count` pairs of halves, each half by itself. The pairs are reordered.
 #[cube]
 fn median<E: Float>(
     parts: &mut Array<u32>,
@@ -249,7 +250,7 @@ fn median<E: Float>(
         let high = larger_halves(parts[0], parts[1], halves);
         larger_halves(low, smaller_halves(high, parts[2], halves), halves)
     } else {
-        // Few enough for neighbours to be exchanged, and all at once.
+        // A bubble sort: there are few pairs, and all halves are sorted at once.
         #[unroll]
         for round in 1..count {
             #[unroll]
@@ -270,7 +271,7 @@ fn median<E: Float>(
     }
 }
 
-/// Swaps two registers where that is `wanted`.
+/// Swaps two registers where `wanted`.
 #[cube]
 fn swap_where<N: Size>(
     registers: &mut Array<Vector<u32, N>>,

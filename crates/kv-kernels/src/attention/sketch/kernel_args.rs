@@ -1,11 +1,11 @@
-//! What the kernels take and write.
+//! Arguments of the kernels of attention over slots and sketched tokens.
 
 use cubecl::prelude::*;
 
 use crate::attention::decode::kernel_args::HeadOutputs;
 use crate::sketch::count_sketch::kernel_args::Sketch;
 
-/// Head ranges, which cubes share.
+/// Head ranges, and how many cubes share each.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct SplitRanges {
     /// First slots, `[B, Hkv]`.
@@ -14,7 +14,7 @@ pub(crate) struct SplitRanges {
     pub(super) lengths: Box<[i32]>,
     /// `B * Hkv`
     pub(super) total_kv_heads: usize,
-    /// Cubes that share a range's slots, and its tokens in the sketch.
+    /// Cubes that share a range's slots and its sketched tokens.
     pub(super) splits: usize,
 }
 
@@ -30,12 +30,12 @@ pub(crate) struct SketchedTokens {
     pub(super) kv_heads: usize,
 }
 
-/// What attention over slots and sketched tokens writes.
+/// Outputs of attention over slots and sketched tokens.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct SketchOutputs<O: CubePrimitive, P: CubePrimitive> {
     pub(super) heads: HeadOutputs<O, P>,
-    /// `[S, G]`
+    /// Logits of slots, `[S, G]`.
     pub(super) slot_logits: Box<[f32]>,
-    /// `[T, G]`
+    /// Logits of sketched tokens, `[T, G]`.
     pub(super) token_logits: Box<[f32]>,
 }

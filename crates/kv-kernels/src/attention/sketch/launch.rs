@@ -1,4 +1,4 @@
-//! The launch on CubeCL devices.
+//! Launches `sketch_attention` on CubeCL devices.
 
 use burn::backend::{DType, Shape, TensorMetadata};
 use burn_cubecl::CubeBackend;
@@ -21,7 +21,7 @@ use crate::components::pool::PoolLaunch;
 use crate::components::ptx::Halves;
 use crate::sketch::count_sketch::kernel_args::SketchLaunch;
 
-/// Attends.
+/// Runs the attention, and combines the parts of heads where no cluster has.
 pub(super) fn run(args: SketchAttentionArgs<CubeBackend>) -> SketchAttended<CubeBackend> {
     let SketchAttentionArgs { query, keys, values, offsets, lengths, sketch, .. } = args;
     let [query, keys, values, offsets, lengths] =
@@ -52,7 +52,7 @@ pub(super) fn run(args: SketchAttentionArgs<CubeBackend>) -> SketchAttended<Cube
     let sums = if split { total_kv_heads * splits * group } else { 1 };
     let partial = floats(Shape::from([sums * head_dim]));
     let stats = floats(Shape::from([sums * 2]));
-    // The kernels take the same tensors.
+    // All kernels take these tensors.
     macro_rules! attend {
         ($kernel:path, $units:expr, [$($lanes:expr)?], $blueprint:expr) => {
             $kernel(
@@ -90,7 +90,7 @@ pub(super) fn run(args: SketchAttentionArgs<CubeBackend>) -> SketchAttended<Cube
         };
     }
     // SAFETY: shapes were checked; the kernels stay within the slots, entries and tokens that
-    // ranges and heads name, of which no range has more entries than the sketch says.
+    // ranges and heads name, given that no range has more entries than the sketch's `most_entries`.
     unsafe {
         match kernel {
             Kernel::Tiles { planes } => {

@@ -1,12 +1,13 @@
-//! Attention over exact slots and over tokens in a count-sketch, which are estimated on the fly
-//! (KVReviver without writing the rebuilt cache).
+//! Attention over exact slots and over tokens in a count-sketch. Sketched tokens are estimated on
+//! the fly, so that KVReviver's rebuilt cache is never written.
 //!
-//! One kernel reads a range's slots, then the tokens that are in its sketch: for each it gathers an
-//! entry of every bucket, takes the median and goes on with the same online softmax. The whole
-//! sketch of a range is in shared memory where it finds room, in the cache's dtype: rounding and
-//! the median of an odd number commute, and the mean of the middle two of an even one is rounded
-//! twice. `tensor_core.rs` (with `staging.rs` and `entries.rs`) is that kernel where matrix
-//! instructions serve, `plain.rs` where not; `strategy.rs` chooses.
+//! One kernel reads a range's slots, then the tokens in its sketch. For each token it gathers one
+//! entry of every bucket, takes the median, and goes on with the online softmax of the slots. A
+//! range's whole sketch lies in shared memory, where that has room, in the cache's dtype. For an
+//! odd number of buckets, rounding before the median gives the number that rounding after it gives;
+//! for an even number, the mean of the middle two is rounded twice. `tensor_core.rs` (with
+//! `staging.rs` and `entries.rs`) is this kernel for matrix instructions, `plain.rs` is it for
+//! other devices, and `strategy.rs` chooses.
 
 mod args;
 mod backend;
@@ -45,46 +46,46 @@ pub use strategy::SketchStrategy;
 
 const OP: &str = "sketch_attention";
 
-/// What to attend to besides the slots.
+/// The sketched tokens to attend to besides the slots.
 #[derive(Debug, Clone, Copy)]
 pub struct SketchedTokens<'a> {
-    /// The sketches; `[B * Hkv]` ranges.
+    /// The sketches of `B * Hkv` ranges.
     pub sketch: SketchSource<'a>,
-    /// A score for every token that a range has room for, f32, `[T]` over all ranges: 0 or more for
-    /// those that are in the sketch, negative for all others.
+    /// A score for every token that the ranges have room for, `[T]` over all ranges, f32: 0 or more
+    /// for tokens in the sketch, negative for all others.
     pub scores: &'a Tensor<1>,
-    /// The index of each sequence's newest token, `[B]`, 32-bit: later ones are not looked at.
+    /// The index of each sequence's newest token, `[B]`, 32-bit. Later tokens are ignored.
     pub newest: &'a Tensor<1, Int>,
     /// The most tokens that any range has room for.
     pub longest: usize,
-    /// Which kernel attends.
+    /// The kernel to run.
     pub strategy: SketchStrategy,
 }
 
-/// Attention over both.
+/// The results of attention over slots and sketched tokens.
 #[derive(Debug, Clone)]
 pub struct SketchAttention {
-    /// `[B, Hq, D]`, in the query's dtype.
+    /// The attention output, `[B, Hq, D]`, in the query's dtype.
     pub output: Tensor<3>,
-    /// `[B, Hq]`, f32; −∞ where nothing was attended to.
+    /// The log-sum-exp of each query, `[B, Hq]`, f32; −∞ where a query attends to nothing.
     pub log_sum_exp: Tensor<2>,
-    /// Every live slot's logits, `[S, G]`, f32; others hold anything.
+    /// The logits of live slots, `[S, G]`, f32; the rows of other slots hold garbage.
     pub slot_logits: Tensor<2>,
-    /// The logits of every token in a sketch, `[T, G]`, f32; others hold anything.
+    /// The logits of tokens in a sketch, `[T, G]`, f32; the rows of other tokens hold garbage.
     pub token_logits: Tensor<2>,
 }
 
 /// Attention of one query per sequence over its slots and over the tokens in its sketches, with the
-/// usual scale of `1 / sqrt(D)`. Estimated keys and values are rounded to the cache's dtype, as if
+/// logit scale `1 / sqrt(D)`. Estimated keys and values are rounded to the cache's dtype, as if
 /// they had been stored in it.
 ///
 /// # Shapes
-/// `query` `[B, Hq, D]`; `keys`, `values` `[S, D]`, all of one dtype; `ranges` `[B, Hkv]`;
-/// `longest` slots of a range at most.
+/// `query` `[B, Hq, D]`; `keys` and `values` `[S, D]`, all of one dtype; `ranges` `[B, Hkv]`, of at
+/// most `longest` slots each.
 ///
 /// # Errors
-/// [`KernelError`] where shapes, dtypes or devices do not fit, and for a forced strategy that does
-/// not serve.
+/// [`KernelError`] where shapes, dtypes or devices do not fit, and for a forced strategy that
+/// cannot run the call.
 pub fn sketch_attention(
     query: Tensor<3>,
     [keys, values]: [Tensor<2>; 2],

@@ -1,4 +1,6 @@
-//! The portable kernel: teams of units share a row, each unit some of its columns.
+//! The portable kernel of attention over slots and sketched tokens. A team of units shares a row,
+//! and each unit of it holds some columns. It serves f32, devices without matrix instructions, and
+//! groups of one query head.
 
 use cubecl::prelude::*;
 
@@ -14,30 +16,30 @@ use crate::sketch::count_sketch::hash::kernel::{hash_of, sign_of};
 use crate::sketch::count_sketch::query::median;
 use crate::sketch::count_sketch::{HEAD_FIELDS, SketchConfig};
 
-/// Elements of a vector of entries.
+/// Elements of a vector of an entry.
 const ENTRY: usize = 4;
 
-/// What fixes the generated code.
+/// Comptime configuration of the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Blueprint {
     pub(super) shape: ThreadGroup,
     /// Units of a cube.
     pub(super) units: usize,
-    /// Units of a plane that are sure to be together.
+    /// Units that a plane has at least, and that may exchange numbers.
     pub(super) plane: usize,
-    /// Query heads whose rows meet in shared memory at a time: all of the group, or one.
+    /// Query heads whose rows are reduced in shared memory at a time: all of the group, or one.
     pub(super) joined: usize,
     /// Elements of a vector.
     pub(super) lanes: usize,
-    /// Whether other cubes have other parts of the range.
+    /// Whether several cubes share a range, so that partial sums are written.
     pub(super) split: bool,
     /// Entries of a range that shared memory has room for; 0 where they stay in global memory.
     pub(super) staged: usize,
     pub(super) sketch: SketchConfig,
 }
 
-/// Rows of `D` elements are in vectors of `N`, those of entries in vectors of 4. Units share them
-/// in teams.
+/// Attends by one cube for each part of a range. Rows of `D` elements are read in vectors of `N`,
+/// and entries in vectors of 4.
 #[cube(launch_unchecked)]
 #[allow(clippy::collapsible_if, reason = "the outer one decides what code there is")]
 pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
@@ -56,7 +58,7 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
     let buckets = blueprint.sketch.buckets.comptime();
     let teams = (units / team).comptime();
     let weighing = comptime!(Weighing { weighted: false, numerators: false, logits: true });
-    // Vectors of entries in one of a row.
+    // Vectors of an entry in one vector of a row.
     let pieces = (blueprint.lanes / ENTRY).comptime();
 
     let cube = CUBE_POS;
@@ -86,14 +88,14 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
         }
     }
 
-    // The slots.
+    // First, the exact slots.
     let start = ranges.offsets[kv_head] as usize;
     let length = ranges.lengths[kv_head] as usize;
     let share = length.div_ceil(splits);
     let first = min(split * share, length);
     let end = min(first + share, length);
     let none = u32::MAX as usize;
-    // Every team goes round as often, so that planes stay together.
+    // All teams run equally many rounds, since a plane's teams exchange numbers in each.
     let rounds = (end - first).div_ceil(comptime!(teams * ahead));
     for round in 0..rounds {
         let mut own_rows = Turn::<F, N>::new(none, shape);
@@ -120,7 +122,7 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
         );
     }
 
-    // The tokens in the sketch.
+    // Then, the tokens in the sketch.
     let (sketch, heads) = (&tokens.sketch, &tokens.sketch.heads);
     let head = kv_head * HEAD_FIELDS;
     let first_entry = heads[head] as usize;
@@ -150,8 +152,8 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
             }
         }
     }
-    // Where the tokens of a turn are, one a unit: entries and signs, of which the first says
-    // whether it is one at all.
+    // The places of a turn's tokens, which each unit hashes for one token: the entry and the sign
+    // in every bucket. The first bucket also says whether the token is in the sketch.
     let mut entry_hashes = Shared::<[u32]>::new_slice(comptime!(units * buckets));
     let turns = (end - first).div_ceil(units);
     for turn in 0..turns {
@@ -191,7 +193,7 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
                 #[unroll]
                 for bucket in 0..buckets {
                     let entry_hash = entry_hashes[listed * buckets + bucket];
-                    // What is absent reads the first entry.
+                    // A token that is not in the sketch reads the first entry.
                     let within = select(absent, 0usize, (entry_hash / 2u32) as usize);
                     rows[bucket] = (bucket * entries + within) * columns;
                     signs[bucket] = sign_of(entry_hash);
@@ -221,7 +223,8 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
                     }
                     own_rows.keys[a * own + c] = median::<F, N>(&mut key_parts, buckets);
                     own_rows.values[a * own + c] = median::<F, N>(&mut value_parts, buckets);
-                    // Entries may hold anything, which 0 times NaN shows.
+                    // An absent token must add nothing. The entry read for it may hold NaN, and `0
+                    // * NaN` is NaN.
                     if absent {
                         own_rows.values[a * own + c] = Vector::new(F::new(0.0));
                     }
@@ -243,7 +246,7 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
     let mut maxima = Array::<f32>::new(group);
     let mut sums = Array::<f32>::new(group);
     gather_sums(&running, &mut maxima, &mut sums, lane, shape);
-    // Teams meet: those of a plane by exchange, planes in shared memory.
+    // The teams' sums are reduced: within a plane by exchange, over planes in shared memory.
     let planes = (units / blueprint.plane).comptime();
     let joined = blueprint.joined.comptime();
     let mut plane_maxima = Shared::<[f32]>::new_slice(comptime!(planes * group));
@@ -322,7 +325,7 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
                     outputs.heads.stats[part * 2] = top;
                     outputs.heads.stats[part * 2 + 1] = sum;
                 } else {
-                    // `ln 0` of a head that attended to nothing is −∞.
+                    // A head that attends to nothing gets `ln 0 = −∞`.
                     outputs.heads.log_sum_exp[head] = top + sum.ln();
                 }
             }
@@ -334,7 +337,7 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
     }
 }
 
-/// A row's vector out of those of an entry, rounded.
+/// A row's vector, rounded, made of the vectors of an entry.
 #[cube]
 fn joined<F: Float, N: Size>(
     entries: &[Vector<f32, Const<4>>],

@@ -1,4 +1,4 @@
-//! How wide a kernel's cubes are, and into how many parts each range is split.
+//! How many cubes share each range, and how many planes or units a cube has.
 
 use burn_cubecl::tensor::CubeTensor;
 
@@ -9,20 +9,20 @@ use crate::backend::client::processors;
 use crate::backend::strategy::DeviceTraits;
 use crate::components::cluster::LARGEST_CLUSTER;
 
-/// How a call is laid out on the device.
+/// The layout of a call on the device.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plan {
     pub(super) kernel: Kernel,
-    /// Parts of each range, and what becomes of them.
+    /// Parts of each range, and where their sums go.
     pub(super) splits: usize,
     pub(super) parts: KvSplit,
-    /// Entries in shared memory, if any.
+    /// Entries that shared memory has room for, or 0.
     pub(super) staged: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Kernel {
-    /// Matrix instructions, by so many planes a cube.
+    /// Matrix instructions, with `planes` planes a cube.
     Tiles {
         planes: usize,
     },
@@ -38,46 +38,47 @@ pub(super) struct Plain {
     pub(super) team: usize,
     pub(super) units: usize,
     pub(super) plane: usize,
-    /// Query heads whose rows meet in shared memory at a time.
+    /// Query heads whose rows are reduced in shared memory at a time.
     pub(super) joined: usize,
 }
 
-/// Planes of a cube for matrix instructions, and cubes of so many on a processor: twelve planes'
-/// registers fill it. The fewer the cubes, the fewer read a range's sketch.
+/// Planes of a cube for matrix instructions, and cubes on a processor: the registers of twelve
+/// planes fill it. Fewer cubes read a range's sketch fewer times.
 const LAYOUTS: [(usize, usize); 3] = [(12, 1), (6, 2), (4, 3)];
-/// The same for head dims whose rows take more registers.
+/// [`LAYOUTS`] for wide head dims, whose rows take more registers.
 const WIDE: [(usize, usize); 2] = [(8, 1), (4, 2)];
-/// The widest rows of the former.
+/// The widest head dim of [`LAYOUTS`].
 const NARROW: usize = 128;
-/// What joining parts costs, in halves of a plane's tile: by the cubes of a cluster, and by a
-/// launch.
+/// The cost of combining parts, in halves of the time of a plane's tile: by the cubes of a cluster,
+/// and by a launch.
 const JOINING: [usize; 2] = [1, 2];
 
-/// Units of a cube of the portable kernel, as many as there is room for: the widest has a processor
-/// to itself, and reads its range's sketch once.
+/// Units of a cube of the portable kernel. The widest cube that has room is taken: it has a
+/// processor to itself, and reads its range's sketch once.
 const UNITS: [usize; 3] = [512, 256, 128];
-/// Ranges for each processor from which on the narrowest cubes are taken: one begins or ends while
-/// others multiply.
+/// Ranges for each processor from which on the narrowest cubes are taken: one cube begins or ends
+/// while others multiply.
 const MANY: usize = 6;
-/// Of these, a processor has so many under way together.
+/// How many of the narrowest cubes run on a processor at once.
 const NARROWEST_EACH: usize = 3;
-/// Tokens below which a part is not worth a cube of the portable kernel.
+/// The fewest tokens of a part of the portable kernel: below that a cube is not worthwhile.
 const SMALLEST_PART: usize = 128;
-/// What joining parts costs beside reading them, in tokens of a cube: another launch.
+/// The cost of combining parts by another launch, in tokens that a cube reads in that time.
 const LAUNCH: usize = 256;
-/// Waves of cubes up to which parts may fill what a last one leaves idle.
+/// The most waves of cubes in which parts may fill processors that the last wave leaves idle.
 const MOST_WAVES: usize = 4;
 
 impl Plan {
-    /// The layout and split of the fewest tiles one behind another, where any finds room.
+    /// The layout and number of parts with the fewest tiles one after another; `None` where no
+    /// layout has room.
     pub(super) fn tiles(device: &DeviceTraits, shape: &SketchShape) -> Option<Self> {
         let SketchShape { head_dim, total_kv_heads, group, longest, .. } = *shape;
         let room = device.shared_memory;
-        // And zeros.
+        // One entry more, of zeros.
         let entries = (shape.entries + 1).next_multiple_of(16);
         let layouts = if head_dim <= NARROW { &LAYOUTS[..] } else { &WIDE[..] };
         let bytes = |planes: usize, staged: usize| {
-            // Of planes and of what a cluster's cubes send each other, rounded up.
+            // Sums of the planes, and sums that a cluster's cubes send each other, rounded up.
             let rows = (planes + 1) * group * head_dim;
             let heads = (16 * planes + 2 * group) + (2 * group + 1) * LARGEST_CLUSTER;
             (rows + heads) * size_of::<f32>() + 2 * staged * head_dim * shape.size
@@ -110,19 +111,20 @@ impl Plan {
         best
     }
 
-    /// The portable kernel's layout and split.
+    /// The layout and number of parts of the portable kernel.
     pub(super) fn plain(query: &CubeTensor, shape: &SketchShape) -> Self {
         let SketchShape { head_dim, size, total_kv_heads, group, entries, buckets, longest } =
             *shape;
         let hardware = &query.client.properties().hardware;
-        // Rows in pieces of 16 bytes, where the device has them; entries come in fours.
+        // Rows are read in pieces of 16 bytes, where the device has them; entries in vectors of
+        // four.
         let lanes = query
             .client
             .properties()
             .io_optimized_vector_sizes(size)
             .find(|lanes| head_dim.is_multiple_of(*lanes) && lanes.is_multiple_of(4))
             .unwrap_or(4);
-        // Few units a row exchange less; enough of them keep queries and sums in registers.
+        // A small team exchanges less. A large team keeps queries and sums in registers.
         let plane = (hardware.plane_size_min as usize).clamp(1, 32);
         let most = plane.min((head_dim / lanes).next_power_of_two());
         let mut team = 8.min(most);
@@ -131,7 +133,7 @@ impl Plan {
         }
         let room = hardware.max_shared_memory_size;
         let rows = |units: usize, heads: usize| units / plane * heads * head_dim * size_of::<f32>();
-        // All heads' rows at once, where they leave room for as much again.
+        // The rows of all heads at once, where they take at most half of the shared memory.
         let joined = |units: usize| if 2 * rows(units, group) <= room { group } else { 1 };
         let bytes = |units: usize, entries: usize| {
             let sums = units / plane * 2 * group * size_of::<f32>();
@@ -155,12 +157,11 @@ impl Plan {
             Some(units) => (units, entries),
             None => (able(0).unwrap_or(narrowest), 0),
         };
-        // Registers are for as many units as the widest cube has.
+        // The registers of a processor serve as many units as the widest cube has.
         let at_once = processors * UNITS[0] / units;
         let most_splits =
             (longest / SMALLEST_PART).min(MOST_WAVES * at_once / total_kv_heads).max(1);
-        // The fewest tokens one behind another, and of splits that have as few, the one into fewest
-        // parts.
+        // Takes the fewest tokens one after another, and among equals the fewest parts.
         let tokens = |splits: usize| {
             let joining = if splits > 1 { LAUNCH } else { 0 };
             (total_kv_heads * splits).div_ceil(at_once) * longest.div_ceil(splits) + joining

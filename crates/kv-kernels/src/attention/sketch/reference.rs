@@ -1,4 +1,5 @@
-//! The op in plain loops: the CPU path, and the oracle of the kernel's tests.
+//! Attention over slots and sketched tokens in plain loops: the CPU path, and the oracle of the
+//! kernels' tests.
 
 use crate::sketch::count_sketch::reference::HostSketch;
 
@@ -6,12 +7,12 @@ use crate::sketch::count_sketch::reference::HostSketch;
 pub(crate) struct Problem<'a> {
     /// `[B, Hq, D]`
     pub(crate) query: &'a [f32],
-    /// Keys and values, `[S, D]`.
+    /// Keys and values of slots, `[S, D]`.
     pub(crate) slots: [&'a [f32]; 2],
-    /// Offsets and lengths, `[B, Hkv]`.
+    /// Offsets and lengths of ranges, `[B, Hkv]`.
     pub(crate) ranges: [&'a [i32]; 2],
     pub(crate) sketch: HostSketch<'a>,
-    /// Keys and values, `[N, D]`.
+    /// Keys and values of entries, `[N, D]`.
     pub(crate) entries: [&'a [f32]; 2],
     /// `[T]`
     pub(crate) scores: &'a [f32],
@@ -22,7 +23,7 @@ pub(crate) struct Problem<'a> {
     pub(crate) round: fn(f32) -> f32,
 }
 
-/// The results, in f32.
+/// The results of a call, in f32.
 pub(crate) struct Solution {
     /// `[B, Hq, D]`
     pub(crate) output: Vec<f32>,
@@ -34,7 +35,7 @@ pub(crate) struct Solution {
     pub(crate) token_logits: Vec<f32>,
 }
 
-/// Where a row's logits go.
+/// Where a row's logits are written.
 #[derive(Clone, Copy)]
 enum Place {
     Slot(usize),

@@ -1,6 +1,6 @@
-//! A call's shape. It decides which kernel runs, and how many cubes.
+//! The shape of a call. The choice of the kernel and the number of cubes depend on it.
 
-/// What the choice of a kernel asks of a call.
+/// The numbers of a call by which a kernel is chosen.
 #[derive(Debug, Clone, Copy)]
 #[cfg_attr(not(feature = "gpu"), allow(dead_code, reason = "a CPU has no choice"))]
 pub(crate) struct SketchShape {
@@ -9,12 +9,12 @@ pub(crate) struct SketchShape {
     pub(crate) size: usize,
     /// Key-value heads of all sequences.
     pub(crate) total_kv_heads: usize,
-    /// Query heads of each.
+    /// Query heads of a key-value head.
     pub(crate) group: usize,
-    /// Entries of a range's sketch, at most.
+    /// The most entries of a range's sketch.
     pub(crate) entries: usize,
-    /// Entries of which a token is the median.
+    /// Buckets of the sketch: a token is the median of one entry of each.
     pub(crate) buckets: usize,
-    /// Slots and tokens of a range, at most.
+    /// The most slots and tokens of a range.
     pub(crate) longest: usize,
 }

@@ -1,4 +1,5 @@
-//! A range's sketch in shared memory, laid out for lanes that read it without conflict.
+//! Stages a range's sketch in shared memory, rounded and in an order that lanes read without bank
+//! conflicts. Every token reads several of its entries, so that each entry is read many times.
 
 use cubecl::prelude::*;
 
@@ -6,7 +7,8 @@ use super::blueprint::{Blueprint, WORDS};
 use crate::components::ptx::shared_address;
 use crate::sketch::count_sketch::kernel_args::Sketch;
 
-/// Elements of a piece of a key, of one of a value, and of a vector of entries in memory.
+/// Elements of a piece of a key; of a piece of a value; and of a vector of an entry in global
+/// memory.
 pub(super) const KEY_PIECE: usize = 8;
 const VALUE_PIECE: usize = 4;
 pub(super) const ENTRY: usize = 4;
@@ -14,19 +16,19 @@ pub(super) const ENTRY: usize = 4;
 /// Where a lane finds its columns of a range's entries.
 #[derive(CubeType)]
 pub(super) struct Columns {
-    /// Of even pieces of a key and of odd ones, in bytes of shared memory.
+    /// Addresses of its even and its odd pieces of a key, in bytes of shared memory.
     pub(super) keys: Array<u32>,
-    /// Of the first blocks of a value, in the lane's order.
+    /// Addresses of its first blocks of a value, in the lane's own order.
     pub(super) values: Array<u32>,
-    /// The range's first entry, in memory.
+    /// The range's first entry in global memory.
     pub(super) first: usize,
-    /// Of lane `4 r + j`.
+    /// `r` of lane `4 r + j`.
     pub(super) r: usize,
-    /// Of lane `4 r + j`.
+    /// `j` of lane `4 r + j`.
     pub(super) j: usize,
 }
 
-/// Orders in which lanes read the blocks of a value: at most one for each of four lanes.
+/// How many orders lanes read the blocks of a value in: at most one for each of four lanes.
 pub(super) fn orders(blocks: usize) -> usize {
     match blocks {
         _ if blocks.is_multiple_of(4) => 4,
@@ -35,7 +37,7 @@ pub(super) fn orders(blocks: usize) -> usize {
     }
 }
 
-/// Puts a range's entries into shared memory, rounded, with zeros behind them, and says where this
+/// Copies a range's entries to shared memory, rounded, and zeros after them. Returns where this
 /// lane's columns are.
 #[cube]
 pub(super) fn stage<E: Float>(
@@ -71,7 +73,8 @@ pub(super) fn stage<E: Float>(
             staged_values[to] = value_piece::<E>(&sketch.values, first * each + i);
             i += CUBE_DIM as usize;
         }
-        // The last row, for tokens that are not in the sketch: what entries hold may be infinite.
+        // The last row is for tokens that are not in the sketch: entries themselves may hold
+        // infinities.
         i = UNIT_POS as usize;
         while i < comptime!(dim / VALUE_PIECE) {
             staged_values[comptime!((room - 1) * dim / VALUE_PIECE) + i] = Vector::new(0u32);
@@ -96,8 +99,8 @@ pub(super) fn stage<E: Float>(
     Columns { keys, values, first, r, j }
 }
 
-/// Lanes of odd rows read every two pieces of a key in the other order, so that two rows are in all
-/// banks at once: how far ahead the piece is that such a lane reads instead of an even one.
+/// How far the piece that a lane reads first lies after its even piece. Lanes of odd rows swap
+/// every two pieces of a key, so that two rows fill all banks at once.
 #[cube]
 pub(super) fn piece_ahead(r: usize, #[comptime] blueprint: Blueprint) -> usize {
     let mut ahead = 0usize.runtime();
@@ -107,14 +110,15 @@ pub(super) fn piece_ahead(r: usize, #[comptime] blueprint: Blueprint) -> usize {
     ahead
 }
 
-/// Where shared memory has piece `block` of lanes `4 r` to `4 r + 3`, of a value: such that half a
-/// plane reads pieces of different rows without conflict, if lanes `j` begin with different blocks.
+/// Where shared memory holds the piece of lanes `4 r` to `4 r + 3` in block `block` of a value.
+/// Half a plane then reads pieces of different rows without conflict, if lanes `j` begin with
+/// different blocks.
 #[cube]
 fn place_of_piece(block: usize, r: usize, #[comptime] blocks: usize) -> usize {
     r % 4 + 4 * block + comptime!(4 * blocks) * (r / 4)
 }
 
-/// An entry's key piece, rounded.
+/// A piece of an entry's key, rounded.
 #[cube]
 pub(super) fn key_piece<E: Float>(
     entries: &[Vector<f32, Const<ENTRY>>],
@@ -130,7 +134,7 @@ pub(super) fn key_piece<E: Float>(
     piece
 }
 
-/// The same of a value.
+/// A piece of an entry's value, rounded.
 #[cube]
 pub(super) fn value_piece<E: Float>(
     entries: &[Vector<f32, Const<ENTRY>>],

@@ -1,9 +1,9 @@
-//! The kernel for matrix instructions: f16 and bf16, 16 rows at a time in each plane of 32,
-//! whatever the group.
+//! Attention over slots and sketched tokens by matrix instructions, for f16 and bf16. Each plane of
+//! 32 units takes 16 rows at a time, for all query heads of a group at once.
 //!
-//! A plane takes its part of the slots, then its part of the tokens, as the products of decode
-//! attention take them: lane `4 r + j` has keys of the rows `r` and `r + 8`, and values of the rows
-//! `2 j`, `2 j + 1`, `2 j + 8` and `2 j + 9`. A token's rows are medians that the lane takes of its
+//! A plane takes its part of the slots, then its part of the tokens, with the products of decode
+//! attention. Lane `4 r + j` holds keys of the rows `r` and `r + 8`, and values of the rows `2 j`,
+//! `2 j + 1`, `2 j + 8` and `2 j + 9`. A token's rows are medians, which the lane computes for its
 //! own columns (`entries.rs`).
 
 use cubecl::prelude::*;
@@ -30,8 +30,8 @@ use crate::components::sentinels::LOWEST_LOGIT;
 use crate::sketch::count_sketch::HEAD_FIELDS;
 use crate::sketch::update_sketch::ABSENT;
 
-/// Cubes have whole ranges, or parts that a kernel behind joins.
-/// Queries, keys and values are in 32-bit words.
+/// Each cube takes a whole range, or a part that a later kernel combines. Queries, keys and values
+/// are in 32-bit words.
 #[cube(launch_unchecked, fast_math = FastMath::ReducedPrecision.into())]
 pub(super) fn tile_kernel<E: Float>(
     queries: &Queries<Vector<u32, Const<2>>>,
@@ -45,7 +45,7 @@ pub(super) fn tile_kernel<E: Float>(
     attend::<E>(queries, pool, ranges, tokens, outputs, blueprint);
 }
 
-/// The same, where the cubes of a cluster have the parts of a range.
+/// [`tile_kernel`], where the cubes of a cluster take the parts of a range and join them.
 #[cube(
     launch_unchecked,
     fast_math = FastMath::ReducedPrecision.into(),
@@ -63,7 +63,7 @@ pub(super) fn joined_kernel<E: Float>(
     attend::<E>(queries, pool, ranges, tokens, outputs, blueprint);
 }
 
-/// What a cube does of a range, of which it has one of `splits` parts.
+/// Attends to one cube's part of a range, one of `splits` parts.
 #[cube]
 fn attend<E: Float>(
     queries: &Queries<Vector<u32, Const<2>>>,
@@ -95,8 +95,7 @@ fn attend<E: Float>(
     let mut running = nothing_yet(rows);
     let totals = Shared::<[f32]>::new_slice(comptime!(planes * group * dim));
 
-    // The slots. All are attended to, as they lie: neither a view nor places are looked at, and no
-    // slot is the last.
+    // First, the exact slots: all of a range in order, without view, lists or an end of the pool.
     let slots = u32::MAX as usize;
     let (offsets, kind) = (&ranges.offsets, comptime!(ViewKind::All));
     let indexer =
@@ -133,7 +132,7 @@ fn attend<E: Float>(
         tile += MMA_KEYS;
     }
 
-    // The tokens in the sketch.
+    // Then, the tokens in the sketch.
     let heads = &tokens.sketch.heads;
     let head = kv_head * HEAD_FIELDS;
     let first_entry = heads[head] as usize;
@@ -151,7 +150,7 @@ fn attend<E: Float>(
     let mut turn = first;
     let mut score = score_of(&tokens.scores, first_token, turn + lane, end);
     while turn < end {
-        let staged_slots = hashes_of(
+        let packed_entries = hashes_of(
             &tokens.sketch.hashes,
             kv_head,
             turn + lane,
@@ -164,8 +163,13 @@ fn attend<E: Float>(
             let tile = turn + half * MMA_KEYS;
             if tile < end {
                 let asked = half * MMA_KEYS;
-                let k =
-                    token_keys::<E>(&columns, &tokens.sketch.keys, &staged_slots, asked, blueprint);
+                let k = token_keys::<E>(
+                    &columns,
+                    &tokens.sketch.keys,
+                    &packed_entries,
+                    asked,
+                    blueprint,
+                );
                 let mut logits = dots_of(&q, &k, queries.scale, rows);
                 let mut own = TileSlots::<Const<WORDS>>::room(rows);
                 #[unroll]
@@ -174,7 +178,7 @@ fn attend<E: Float>(
                     let (sign, live) = token_value::<E>(
                         &columns,
                         &tokens.sketch.values,
-                        &staged_slots,
+                        &packed_entries,
                         &mut own.values,
                         i,
                         u,
@@ -189,7 +193,7 @@ fn attend<E: Float>(
                     }
                     logits[u] = select(live, logits[u], f32::new(LOWEST_LOGIT));
                 }
-                // Signs are numerators.
+                // A token's sign multiplies its value, so it is a numerator.
                 take_values::<E, Const<WORDS>>(&mut running, &logits, &logits, &own, j, true, rows);
             }
         }
@@ -215,7 +219,7 @@ fn attend<E: Float>(
     }
 }
 
-/// A cube's part of `count` rows.
+/// The first and the end of a cube's part of `count` rows.
 #[cube]
 fn of_cube(count: usize, split: usize, splits: usize) -> (usize, usize) {
     let share = count.div_ceil(splits);
@@ -223,7 +227,7 @@ fn of_cube(count: usize, split: usize, splits: usize) -> (usize, usize) {
     (first, min(first + share, count))
 }
 
-/// What a plane takes of its cube's rows: whole tiles.
+/// The first and the end of a plane's share of its cube's rows, in whole tiles.
 #[cube]
 fn of_plane(first: usize, end: usize, plane: usize, #[comptime] planes: usize) -> (usize, usize) {
     let share = (end - first).div_ceil(comptime!(planes * MMA_KEYS)) * MMA_KEYS;
@@ -231,7 +235,7 @@ fn of_plane(first: usize, end: usize, plane: usize, #[comptime] planes: usize) -
     (own, min(own + share, end))
 }
 
-/// A token's score; negative where it is not in the sketch.
+/// The score of a token, negative where the token is not in the sketch.
 #[cube]
 fn score_of(scores: &[f32], first: usize, token: usize, end: usize) -> f32 {
     let mut score = f32::new(ABSENT);

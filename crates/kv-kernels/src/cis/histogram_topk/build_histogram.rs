@@ -1,4 +1,6 @@
-//! The histogram of a range's scores.
+//! The histogram of a range's scores: how many scores are in each of [`BINS`] bins. Cubes that
+//! share a range add their counts. From the counts, `write_bitmask.rs` finds the bin of the k-th
+//! highest score without a sort.
 
 use cubecl::prelude::*;
 
@@ -12,7 +14,7 @@ use crate::cis::select_topk::score_of;
 use crate::cis::visible_range::load_step_context;
 use crate::components::sort_key::sort_key;
 
-/// Writes the sort keys of the scores of ranges that retrieve, and counts them by bins.
+/// Makes the sort keys of the ranges that retrieve, and counts them by bins.
 #[cube(launch_unchecked)]
 pub(super) fn histogram_kernel(
     due: &DueRanges,
@@ -28,7 +30,7 @@ pub(super) fn histogram_kernel(
     let mut ranges = Shared::<[u32]>::new_slice(room.ranges);
     let run = run_of(due, &mut ranges, parts, TO_RETRIEVE, blueprint);
     let histogram = Shared::<[Atomic<u32>]>::new_slice(BINS);
-    // All parts of a range that are in the run, one range after another.
+    // For each range in turn, takes all its parts that are in this cube's run.
     let mut next = run.first;
     while next < run.end {
         let range = next / parts;
@@ -40,7 +42,7 @@ pub(super) fn histogram_kernel(
         let visible = &context.visible;
         let top_of_bins = top_of_bins(&scored.part_sums, kv_head, scored_parts, blueprint);
         let logs = logs_of(&scored.part_sums, kv_head, scored_parts, joins, blueprint);
-        // All have emptied those of before.
+        // All units have read the previous range's counts.
         sync_cube();
         let mut bin = UNIT_POS as usize;
         while bin < BINS {
@@ -51,7 +53,7 @@ pub(super) fn histogram_kernel(
         let end = min((last - range * parts) * PART, visible.local);
         let mut i = max((next - range * parts) * PART, visible.start) + UNIT_POS as usize;
         while i < end {
-            // Scores in order, or the bits of logits.
+            // Sort keys, or logits as bits.
             let mut some = Array::<u32>::new(comptime!(CHUNK * group));
             #[unroll]
             for c in 0..CHUNK {

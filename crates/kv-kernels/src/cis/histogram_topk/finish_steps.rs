@@ -1,5 +1,5 @@
-//! The last kernel: selects among the candidates of the pivot bins, and finishes the steps of
-//! ranges that retrieve.
+//! The last kernel: selects exactly among the candidates of the pivot bins, and finishes the steps
+//! of ranges that retrieve.
 
 use cubecl::prelude::*;
 
@@ -18,9 +18,8 @@ use crate::cis::table::*;
 use crate::cis::visible_range::{StepContext, load_step_context};
 use crate::components::sentinels::NEW_SET;
 
-/// Lists the sets of ranges that retrieve, of the slots in the bitmasks and of the highest
-/// candidates, finishes their steps, and writes the log-sums of all ranges that are scored where
-/// they are measured.
+/// For each range that retrieves: selects the highest candidates, lists the set, and finishes the
+/// step. Where ranges are measured, also writes the log-sum-exps of all scored ranges.
 #[cube(launch_unchecked)]
 pub(super) fn finish_kernel<F: Float>(
     due: &mut DueRanges,
@@ -57,7 +56,7 @@ pub(super) fn finish_kernel<F: Float>(
             let totals = Totals::of(&due.ranges.table, own);
             let wanted = load_topk_sizes(&due.ranges.table, own);
             let top_of_bins = top_of_bins(&scored.part_sums, kv_head, scored_parts, blueprint);
-            // All have read those of before.
+            // All units have finished the previous range.
             sync_cube();
             let within = max(
                 pivot.pivots[kv_head * PIVOTS + PIVOT_WITHIN],
@@ -80,7 +79,7 @@ pub(super) fn finish_kernel<F: Float>(
             let table = &mut due.ranges.table;
             let listed =
                 compact_bitmask(&mut near, &place, table, visible, &lists, gathers, blueprint);
-            // All have listed their words.
+            // All units have listed their tokens.
             sync_cube();
             store_set::<F>(
                 &vectors.step,
@@ -104,8 +103,8 @@ pub(super) fn finish_kernel<F: Float>(
     }
 }
 
-/// What a step reads of its new set: all but those neighbours that are local slots, which are the
-/// last ones.
+/// The view of a step that reads its new set. The set's last tokens may be neighbours that are
+/// local slots; these are left out, as locals are read anyway.
 #[cube]
 fn set_view_of(
     near: &Shared<[u32]>,

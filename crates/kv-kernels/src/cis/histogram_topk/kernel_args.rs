@@ -1,25 +1,25 @@
-//! What the kernels hand on to each other.
+//! Arguments through which the five kernels pass on their results.
 
 use cubecl::prelude::*;
 
 use crate::cis::blueprint::Blueprint;
 use crate::cis::kernel_args::{Scores, StepRanges};
 
-/// The ranges of a step, and what is to be done with them.
+/// The ranges of a step, and their tasks.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct DueRanges {
     pub(super) ranges: StepRanges,
-    /// [`TO_SCORE`](super::tasks::TO_SCORE) and [`TO_RETRIEVE`](super::tasks::TO_RETRIEVE) of each
-    /// range, `[P]`.
+    /// The tasks of each range, `[P]`, bits [`TO_SCORE`](super::tasks::TO_SCORE) and
+    /// [`TO_RETRIEVE`](super::tasks::TO_RETRIEVE).
     pub(super) tasks: Box<[u32]>,
 }
 
-/// Scores of ranges that are scored in parts.
+/// Scores of ranges, which are scored in parts.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct PartScores {
     pub(super) scores: Scores,
-    /// Sums of exponentials of a part's logits, each behind its largest exponent, `[P, parts, G,
-    /// 2]`.
+    /// The largest logit of each part, and the sum of the exponentials of the logits less the
+    /// largest, `[P, parts, G, 2]`.
     pub(super) part_sums: Box<[f32]>,
     /// Parts of a range.
     pub(super) parts: usize,
@@ -30,29 +30,31 @@ pub(super) struct PartScores {
 pub(super) struct ScoreCounts {
     /// Scores in each bin, `[P, BINS]`.
     pub(super) bins: Box<[Atomic<u32>]>,
-    /// Candidates of both searches so far, `[P, 2]`.
+    /// Candidates found so far for the `k_top`-th and for the `k_dilate`-th highest score, `[P,
+    /// 2]`.
     pub(super) tallies: Box<[Atomic<u32>]>,
 }
 
-/// The slots whose scores are in a pivot bin.
+/// The slots whose scores are in a pivot bin, the bin of the `k_top`-th or `k_dilate`-th highest
+/// score.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct PivotCandidates {
-    /// Sort keys and their slots, `[P, 2, candidates, 2]`, of both searches.
+    /// Sort keys and slots of the candidates for both pivots, `[P, 2, candidates, 2]`.
     pub(super) candidates: Box<[u32]>,
-    /// How many scores are above the pivot bins, and within them, `[P, PIVOTS]`.
+    /// How many scores are above each pivot bin, and how many are in it, `[P, PIVOTS]`.
     pub(super) pivots: Box<[u32]>,
 }
 
-/// Room that the kernels have.
+/// Sizes of the kernels' shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Room {
-    /// Ranges that shared memory lists, at most.
+    /// The most ranges that a cube lists.
     pub(super) ranges: usize,
-    /// Candidates of a search.
+    /// The most candidates of a pivot bin.
     pub(super) candidates: usize,
 }
 
-/// What fixes the generated code of the last kernel.
+/// Comptime configuration of the last kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct FinishBlueprint {
     pub(super) step: Blueprint,

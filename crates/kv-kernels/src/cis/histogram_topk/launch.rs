@@ -1,4 +1,4 @@
-//! Launches on CubeCL devices.
+//! Launches the five kernels of the selection by histogram.
 
 use burn::backend::DType;
 use burn_cubecl::tensor::CubeTensor;
@@ -20,15 +20,16 @@ use crate::cis::blueprint::Blueprint;
 use crate::cis::call::Call;
 use crate::cis::scratch::Scratch;
 
-/// Slots of a part of the longest range that is scored, at least, and parts of a range, at most.
+/// The fewest slots of a part of the longest range that is scored, and the most parts of a range.
 const SMALLEST_PART: usize = 512;
 const MOST_PARTS: usize = 128;
 /// Units of a cube that compares vectors.
 const UNITS: usize = 256;
-/// Cubes on a processor that share what is to be done.
+/// Cubes on a processor that share the work lists.
 const CUBES_EACH: usize = 2;
 
-/// Memory through which the kernels hand on what they have found.
+/// Global memory through which the kernels pass on their results. `kernel_args.rs` documents the
+/// contents.
 struct HistogramScratch {
     /// `[P]`
     tasks: CubeTensor,
@@ -59,8 +60,8 @@ impl HistogramScratch {
 }
 
 impl Call {
-    /// Launches the five kernels, with cubes of `units` units, and of `widest` units for the last
-    /// one; returns log-sums `[P, G]`.
+    /// Launches the five kernels: the last with cubes of `widest` units, the others with cubes of
+    /// `units` units. Returns log-sum-exps `[P, G]`.
     pub(in crate::cis) fn histogram_topk(&self, units: usize, widest: usize) -> CubeTensor {
         let parts = self.longest().div_ceil(SMALLEST_PART).min(MOST_PARTS);
         let room = Room { ranges: self.sizes.listed(), candidates: self.sizes.candidates() };
@@ -138,7 +139,7 @@ impl Call {
                 scratch.selection(options.radius),
                 pivot_candidates(),
                 FinishBlueprint {
-                    // Marks are in shared memory.
+                    // The last kernel has bitmasks in shared memory.
                     step: self.blueprint(widest, false, self.sizes.words() * WORD, 1),
                     room,
                     words: self.sizes.words(),

@@ -1,11 +1,11 @@
-//! Sums of exponentials of a unit's logits, of a part's and of a range's.
+//! Sums of exponentials of logits: from a unit's logits over a part's to a range's.
 
 use cubecl::prelude::*;
 
 use crate::cis::blueprint::Blueprint;
 use crate::cis::log_sums::Sums;
 
-/// Writes the sums of a part's logits, those of a cube's units together.
+/// Sums the exponentials of a part's logits over a cube's units, and writes the sums.
 ///
 /// # Shapes
 /// `part_sums` `[parts, G, 2]`.
@@ -36,7 +36,7 @@ pub(super) fn write_sums(
     }
 }
 
-/// Sums of all of a range's logits, from those of its parts.
+/// Returns the sums of a whole range from the sums of its parts.
 #[cube]
 pub(super) fn sums_of(
     part_sums: &[f32],
@@ -58,13 +58,13 @@ pub(super) fn sums_of(
     over_cube(&sums, blueprint)
 }
 
-/// All units' sums together.
+/// Sums over all units of a cube.
 #[cube]
 fn over_cube(sums: &Sums, #[comptime] blueprint: Blueprint) -> Sums {
     let (group, most_planes) = comptime!((blueprint.group, blueprint.planes()));
     let mut planes = Shared::<[f32]>::new_slice(comptime!(2 * most_planes * group));
     let plane = (UNIT_POS / PLANE_DIM) as usize;
-    // All have read those of before.
+    // All units have read the previous sums.
     sync_cube();
     #[unroll]
     for g in 0..group {
@@ -76,7 +76,7 @@ fn over_cube(sums: &Sums, #[comptime] blueprint: Blueprint) -> Sums {
         }
     }
     sync_cube();
-    // Each plane joins all.
+    // Each plane sums over all planes.
     let mut some = Sums::none(group);
     let mut other = UNIT_POS_PLANE;
     while other < CUBE_DIM / PLANE_DIM {
@@ -97,7 +97,7 @@ fn over_cube(sums: &Sums, #[comptime] blueprint: Blueprint) -> Sums {
     all
 }
 
-/// The logarithms of the sums of a range's logits; zeros where nobody asks for them.
+/// The log-sum-exps of a range's queries, or zeros where they are not wanted.
 #[cube]
 pub(super) fn logs_of(
     part_sums: &[f32],

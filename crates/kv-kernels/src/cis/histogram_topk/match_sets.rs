@@ -1,4 +1,4 @@
-//! The first kernel: which ranges retrieve, and the end of the step for those that do not.
+//! The first kernel: decides which ranges retrieve, and finishes the step of every other range.
 
 use cubecl::prelude::*;
 
@@ -11,8 +11,8 @@ use crate::cis::match_cached_set::{load_similarity_partials, match_cached_set};
 use crate::cis::visible_range::load_step_context;
 use crate::components::sentinels::NEW_SET;
 
-/// Finds, one cube a range, whether the range shares a cached set, and finishes the step if it does
-/// not retrieve.
+/// Decides by one cube a range whether the range shares a cached set, and finishes the step unless
+/// the range retrieves.
 #[cube(launch_unchecked)]
 pub(super) fn match_kernel<F: Float>(
     due: &mut DueRanges,

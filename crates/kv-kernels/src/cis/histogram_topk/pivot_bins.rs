@@ -1,28 +1,28 @@
-//! The bins of the k-th highest scores.
+//! Finds the bins that hold the k-th highest scores, from a histogram.
 
 use cubecl::prelude::*;
 
 use crate::cis::blueprint::Blueprint;
 
-/// What is found: the bin, and how many scores are in bins above it, and within it.
+/// Results of a search: the bin, how many scores are in higher bins, and how many are in the bin.
 pub(super) const BIN: usize = 0;
 pub(super) const ABOVE: usize = 1;
 pub(super) const WITHIN: usize = 2;
 pub(super) const FOUND: usize = 3;
 
-/// Searches for bins.
+/// The comptime shape of searches in one histogram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Searches {
-    /// Bins, of which the first hold the highest scores.
+    /// Bins of the histogram. The first bins hold the highest scores.
     pub(super) bins: usize,
     /// How many searches there are.
     pub(super) count: usize,
-    /// Where their results begin.
+    /// Where the results begin in `found`.
     pub(super) to: usize,
 }
 
-/// Finds, for each number of `most`, the bin of the score of that rank among the bins from `base`
-/// on, and writes it to `found`, one behind another.
+/// For each rank `k` in `most`, finds the bin of the k-th highest score among the bins from `base`
+/// on, and writes it to `found`.
 #[cube]
 pub(super) fn find_pivot_bins(
     bins: &[Atomic<u32>],
@@ -47,7 +47,7 @@ pub(super) fn find_pivot_bins(
         }
     }
     let all = plane_sum(own);
-    // All have read those of before.
+    // All units have read the previous sums.
     sync_cube();
     if UNIT_POS_PLANE == 0 {
         sums[plane] = all;
@@ -62,7 +62,8 @@ pub(super) fn find_pivot_bins(
     for search in 0..count {
         here = here || (before < most[search] && before + all >= most[search]);
     }
-    // The few planes that have an edge look again, now at neighbours in each unit.
+    // Only the few planes whose bins contain a rank read their bins again, now neighbouring bins in
+    // each unit.
     if here {
         let first = first + UNIT_POS_PLANE as usize * each;
         let mut counts = Array::<u32>::new(each);

@@ -1,4 +1,4 @@
-//! The exact selection among the candidates of the pivot bins.
+//! Selects exactly among the candidates of the pivot bins.
 
 use cubecl::prelude::*;
 
@@ -13,16 +13,16 @@ use crate::cis::visible_range::VisibleRange;
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct RefinedRange {
     pub(super) kv_head: usize,
-    /// Slots that a range has room for.
+    /// Slots for which a range has room in the scratch buffers.
     pub(super) stride: usize,
     /// The score at which bins begin.
     pub(super) top_of_bins: f32,
 }
 
-/// Completes the bitmasks, whose bits are set for slots above the pivot bins, by the highest
-/// candidates, ties by the lowest slot, to as many as are wanted. Candidates are counted by
-/// sub-bins; those above the pivot's sub-bin are selected, and those within it compared with each
-/// other.
+/// Completes the bitmasks to the wanted numbers of slots. The bits of slots above the pivot bins
+/// are set already; the highest candidates are added, ties by the lowest slot. Candidates are
+/// counted by sub-bins. Candidates above the pivot's sub-bin are selected, and candidates within it
+/// are compared with each other.
 ///
 /// # Shapes
 /// `bitmasks` `[P, 3, words of the stride]`, `near` `[3, words]`.
@@ -153,7 +153,7 @@ pub(super) fn refine_bitmask(
     }
 }
 
-/// Sets a slot's bit in the words from `first` on.
+/// Sets a slot's bit in the bitmask that begins at word `first`.
 #[cube]
 fn set_bit(chosen: &Shared<[Atomic<u32>]>, slot: u32, #[comptime] first: usize) {
     let bit = 1u32 << (slot % comptime!(WORD as u32));

@@ -1,4 +1,4 @@
-//! Logits of the ranges that retrieve, or of all that are measured.
+//! The second kernel: logits of the ranges that retrieve, or of all ranges where they are measured.
 
 use cubecl::prelude::*;
 
@@ -12,8 +12,8 @@ use crate::cis::log_sums::Sums;
 use crate::cis::score::{ScoreShare, score_split};
 use crate::cis::visible_range::load_step_context;
 
-/// Scores ranges in `parts` each, sums the exponentials of each part's logits, and empties the
-/// ranges' bins and tallies.
+/// Scores each range in `parts` parts, and sums the exponentials of each part's logits. Also zeroes
+/// the ranges' bins and tallies for the next kernels.
 #[cube(launch_unchecked)]
 pub(super) fn score_kernel<F: Float, N: Size>(
     keys: &ScoredKeys<F, N>,

@@ -5,18 +5,18 @@ use cubecl::prelude::*;
 use super::kernel_args::DueRanges;
 use crate::cis::blueprint::Blueprint;
 
-/// Tasks of a range, a bit each: to score it, and to retrieve a set.
+/// Tasks of a range, one bit each: to score it, and to retrieve its set.
 pub(super) const TO_SCORE: u32 = 1;
 pub(super) const TO_RETRIEVE: u32 = 2;
 
-/// A cube's run of parts, counted over all ranges that have the task.
+/// The parts that a cube takes, numbered over all ranges that have the task.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Run {
     pub(super) first: usize,
     pub(super) end: usize,
 }
 
-/// Lists the ranges that have `task`; returns the cube's share of their parts.
+/// Lists the ranges that have `task`, and returns the cube's run of their parts.
 ///
 /// # Shapes
 /// `ranges` has room for `P`.
@@ -41,13 +41,13 @@ pub(super) fn run_of(
         }
         let before = plane_exclusive_sum(listed);
         let all = plane_sum(listed);
-        // All have read those of before.
+        // All units have read the previous sums.
         sync_cube();
         if UNIT_POS_PLANE == 0 {
             sums[plane] = all;
         }
         sync_cube();
-        // Most planes have no range.
+        // Planes beyond the last range have nothing listed.
         let some = min(total_kv_heads - round * units, units).div_ceil(PLANE_DIM as usize);
         let mut at = known + before as usize;
         for other in 0..some {

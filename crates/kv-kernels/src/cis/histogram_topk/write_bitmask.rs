@@ -1,4 +1,4 @@
-//! The slots whose scores are above the pivot bins, and the candidates within these.
+//! The fourth kernel: finds the pivot bins, marks the slots above them, and collects candidates.
 
 use cubecl::prelude::*;
 
@@ -12,8 +12,8 @@ use crate::cis::kernel_args::Selection;
 use crate::cis::select_topk::load_topk_sizes;
 use crate::cis::visible_range::load_step_context;
 
-/// Sets the bits of slots whose scores are above the pivot bins, and hands on the candidates within
-/// these.
+/// Sets the bits of slots whose scores are above the pivot bins, and collects the slots within the
+/// pivot bins as candidates.
 #[cube(launch_unchecked)]
 pub(super) fn bitmask_kernel(
     due: &DueRanges,
@@ -31,7 +31,7 @@ pub(super) fn bitmask_kernel(
     let all = stride.div_ceil(WORD);
     let mut ranges = Shared::<[u32]>::new_slice(room.ranges);
     let run = run_of(due, &mut ranges, parts, TO_RETRIEVE, blueprint);
-    // Of each search, the pivot bin, and how many scores are above it and in it.
+    // For each pivot: its bin, how many scores are above the bin, and how many are in it.
     let mut found = Shared::<[u32]>::new_slice(comptime!(2 * FOUND));
     let marked = Shared::<[Atomic<u32>]>::new_slice(comptime!(2 * PART_WORDS));
     for item in run.first..run.end {
@@ -42,7 +42,7 @@ pub(super) fn bitmask_kernel(
         let context = load_step_context(&due.ranges, kv_head, length, position, blueprint);
         let visible = &context.visible;
         let top_of_bins = top_of_bins(&scored.part_sums, kv_head, scored_parts, blueprint);
-        // All are through with those of before.
+        // All units have finished the previous part.
         sync_cube();
         if item == run.first || part == 0 {
             let wanted = load_topk_sizes(&due.ranges.table, context.own);

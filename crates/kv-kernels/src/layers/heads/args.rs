@@ -6,7 +6,7 @@ use burn::backend::{Backend, ExtensionType};
 use super::{HeadConfig, PlacementKind};
 use crate::slots::pool::SlotPools;
 
-/// New tokens as projected; what `config` does not use is any tensor.
+/// The projections of new tokens. A tensor that `config` does not use may be any tensor.
 #[derive(ExtensionType)]
 pub(crate) struct Projection<B: Backend> {
     /// `[N, (Hq + 2 Hkv) D]`
@@ -24,12 +24,12 @@ pub(crate) struct Projection<B: Backend> {
     pub(crate) config: HeadConfig,
 }
 
-/// Where new tokens go; what `place` does not use is any tensor.
+/// The slots of new tokens. A tensor that `place` does not use may be any tensor.
 #[derive(ExtensionType)]
 pub(crate) struct PlacementArgs<B: Backend> {
-    /// `[B, Hkv]`; the slots themselves where they are given.
+    /// `[B, Hkv]`; the slots themselves where these are given.
     pub(crate) offsets: IntTensor<B>,
-    /// `[B, Hkv]`, grown in place.
+    /// `[B, Hkv]`, increased in place.
     pub(crate) lengths: IntTensor<B>,
     /// `[B, Hkv]`
     pub(crate) next: IntTensor<B>,
@@ -38,7 +38,7 @@ pub(crate) struct PlacementArgs<B: Backend> {
     pub(crate) place: PlacementKind,
 }
 
-/// What writing new tokens returns.
+/// The results of writing new tokens.
 #[derive(ExtensionType)]
 pub(crate) struct Written<B: Backend> {
     /// `[B, Hq, D]`

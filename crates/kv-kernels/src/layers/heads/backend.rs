@@ -1,4 +1,4 @@
-//! What the ops on heads ask of a backend.
+//! The backend trait of the ops on heads, and its implementations for CubeCL devices and the CPU.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
@@ -10,13 +10,14 @@ use crate::slots::pool::SlotPools;
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait HeadsOps: Backend {
-    /// Queries, keys and values `[B, H, T, D]` of `tokens` tokens a sequence.
+    /// Splits projections into queries, keys and values `[B, H, T, D]`, of `tokens` tokens a
+    /// sequence.
     fn split_heads(
         #[extension_type] projection: Projection<Self>,
         tokens: usize,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    /// Writes one token a sequence in place.
+    /// Writes one token of each sequence, in place.
     fn write_heads(
         #[extension_type] projection: Projection<Self>,
         #[extension_type] pools: SlotPools<Self>,
@@ -44,7 +45,7 @@ impl HeadsOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The op on the CPU, by its reference.
+    //! The implementation for the CPU, which runs the reference.
 
     use burn::backend::{Flex, TensorData};
     use burn_flex::FlexTensor;
@@ -143,7 +144,7 @@ mod cpu {
         }
     }
 
-    /// New tokens' numbers as f32.
+    /// The projections of new tokens, as f32.
     struct ProjectionData {
         projected: Vec<f32>,
         positions: Vec<i32>,

@@ -1,4 +1,5 @@
-//! The CubeCL kernels: a unit has elements `i` and `i + D / 2` of a head, which rotate together.
+//! The kernels that split projections into heads and write new tokens. A unit holds elements `i`
+//! and `i + D / 2` of a head, which RoPE rotates together.
 
 use cubecl::prelude::*;
 
@@ -6,7 +7,7 @@ use super::PlacementKind;
 use crate::attention::evicting::LOWEST_NORM;
 use crate::components::pool::PoolSlots;
 
-/// What fixes the generated code.
+/// Comptime configuration of the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Blueprint {
     pub(crate) query_heads: usize,
@@ -27,7 +28,7 @@ impl Blueprint {
     }
 }
 
-/// Projections of tokens, and what queries and keys of them are normalised and rotated by.
+/// Projections of tokens, and the norms and rotations of their queries and keys.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct ProjectedTokens<E: Float> {
     /// `[B * T, (Hq + 2 Hkv) D]`
@@ -42,24 +43,24 @@ pub(crate) struct ProjectedTokens<E: Float> {
     query_norm: Box<[E]>,
     /// `[D]`, where queries and keys are normalised.
     key_norm: Box<[E]>,
-    /// What is added to mean squares.
+    /// The number that is added to mean squares.
     epsilon: f32,
 }
 
-/// Two elements of a token's heads that rotate together: `i` and `i + D / 2`.
+/// Elements `i` and `i + D / 2` of a token's head, which rotate together.
 #[derive(CubeType, Clone, Copy)]
 struct RotatedPair {
     token: usize,
-    /// Of queries, then keys, then values.
+    /// The head, counted over queries, then keys, then values.
     head: usize,
     position: usize,
     i: usize,
-    /// Whether there is such a pair.
+    /// Whether the pair exists.
     live: bool,
 }
 
-/// A pair of a head's elements as attention takes them. All units of a cube must call it, whether
-/// theirs is live or not.
+/// A pair of a head's elements after norm and RoPE. All units of a cube must call this function,
+/// even those whose pair does not exist.
 #[cube]
 fn head_pair<E: Float>(
     tokens: &ProjectedTokens<E>,
@@ -100,7 +101,8 @@ fn head_pair<E: Float>(
                 weights.insert(0usize, f32::cast_from(tokens.key_norm[i]));
                 weights.insert(1usize, f32::cast_from(tokens.key_norm[i + half]));
             }
-            // Rounded to the dtype before the weight and behind it, as the models' own code does.
+            // Rounded to the dtype before and after the multiplication by the weight, as in the
+            // models' own code.
             first = round::<E>(round::<E>(first / root) * weights.extract(0usize));
             second = round::<E>(round::<E>(second / root) * weights.extract(1usize));
         }
@@ -186,29 +188,29 @@ pub(crate) fn split_kernel<E: Float>(
     }
 }
 
-/// The slots that new tokens go into.
+/// The slots of new tokens.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct NewSlots {
     /// First slots of ranges, `[B, Hkv]`.
     offsets: Box<[i32]>,
-    /// Live slots, `[B, Hkv]`, one more where ranges grow.
+    /// Live slots, `[B, Hkv]`; one more where ranges grow.
     lengths: Box<[i32]>,
-    /// Places in the ranges, `[B, Hkv]`, where they were chosen.
+    /// Places in the ranges, `[B, Hkv]`, where they are given.
     next: Box<[i32]>,
     /// `B * Hkv`
     total_kv_heads: usize,
 }
 
-/// What is written of new tokens beside their slots.
+/// Results besides the written slots.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct NewTokens<E: Float> {
     /// `[B, Hq, D]`
     query: Box<[E]>,
-    /// Logarithms of the values' norms, `[S]`, where places were chosen.
+    /// Logarithms of the value norms, `[S]`, written where places are given.
     log_norms: Box<[f32]>,
 }
 
-/// What fixes the generated code of a write.
+/// Comptime configuration of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct WriteBlueprint {
     pub(crate) heads: Blueprint,
@@ -217,8 +219,8 @@ pub(crate) struct WriteBlueprint {
     pub(crate) weighted: bool,
 }
 
-/// Writes one token a sequence into the slots of its heads and returns its queries; a cube has a
-/// key-value head and its queries.
+/// Writes one token of each sequence into the slots of its heads, and returns its queries. A cube
+/// takes a key-value head and its query heads.
 #[cube(launch_unchecked)]
 pub(crate) fn write_kernel<E: Float, P: Float>(
     projected: &ProjectedTokens<E>,
@@ -257,13 +259,13 @@ pub(crate) fn write_kernel<E: Float, P: Float>(
             grown += 1;
         }
     }
-    // Of this unit's elements of the value, as they are stored.
+    // The norm of this unit's elements of the value, as they are stored.
     let mut norm = 0.0f32;
     let unit = UNIT_POS as usize;
     let i = unit % half;
     #[unroll]
     for pass in 0..passes {
-        // The group's queries, then its key and its value.
+        // First the group's queries, then its key, then its value.
         let own = comptime!(pass * blueprint.rows()) + unit / half;
         let live = unit < rows * half && own < comptime!(group + 2);
         let mut head = kv_head * group + own;
@@ -297,7 +299,7 @@ pub(crate) fn write_kernel<E: Float, P: Float>(
         norm = plane_sum(norm);
         squares[unit] = norm;
     }
-    // Everybody knows the length by then.
+    // All units have read the length.
     sync_cube();
     if unit == 0 {
         slots.lengths[here] = grown;
@@ -311,7 +313,7 @@ pub(crate) fn write_kernel<E: Float, P: Float>(
                 total += squares[(plane * PLANE_DIM) as usize];
             }
             let mut log_norm = total.ln();
-            // NaN is no zero, and goes on.
+            // NaN is not 0: it stays NaN.
             if total == 0.0f32 {
                 log_norm = f32::new(LOWEST_NORM);
             }

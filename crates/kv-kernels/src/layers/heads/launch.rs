@@ -1,4 +1,4 @@
-//! Launches on CubeCL devices.
+//! Launches the ops on heads on CubeCL devices.
 
 use burn::backend::{Shape, TensorMetadata};
 use burn_cubecl::CubeBackend;
@@ -16,10 +16,11 @@ use super::kernel::{
 use crate::backend::client::{elem_type, empty_like, grid};
 use crate::slots::pool::SlotPools;
 
-/// Units of a cube that splits.
+/// Units of a cube that splits projections.
 const UNITS: usize = 256;
 
-/// Queries `[B, Hq, T, D]`, keys and values `[B, Hkv, T, D]` of `tokens` tokens a sequence.
+/// Splits projections into queries `[B, Hq, T, D]`, and keys and values `[B, Hkv, T, D]`, of
+/// `tokens` tokens a sequence.
 pub(super) fn split(
     args: Projection<CubeBackend>,
     tokens: usize,
@@ -30,7 +31,7 @@ pub(super) fn split(
     let projected = into_contiguous(args.projected);
     let client = projected.client.clone();
     let out = |heads: usize| {
-        // Kernels have a buffer even for what they do not write.
+        // A kernel needs a buffer even for an output that it does not write.
         let shape =
             if heads == 0 { [1, 1, 1, head_dim] } else { [all / tokens, heads, tokens, head_dim] };
         empty_like(&projected, Shape::from(shape), projected.dtype)
@@ -67,8 +68,8 @@ pub(super) fn split(
     (query, key, value)
 }
 
-/// Writes new tokens into the pool's own buffers, unless they have gaps; returns the queries
-/// `[B, Hq, D]` too.
+/// Writes new tokens into the pool's own buffers, unless these have gaps. Also returns the queries
+/// `[B, Hq, D]`.
 pub(super) fn write(
     args: Projection<CubeBackend>,
     pools: SlotPools<CubeBackend>,
@@ -120,7 +121,8 @@ pub(super) fn write(
     Written { query, pools, lengths, log_norms }
 }
 
-/// Cubes of whole planes, about `units` wide and no wider than the device allows.
+/// Comptime configuration of cubes of whole planes, about `units` wide and no wider than the device
+/// allows.
 fn blueprint(config: HeadConfig, client: &Client, units: usize) -> Blueprint {
     let hardware = &client.properties().hardware;
     let plane = (hardware.plane_size_max as usize).max(1);

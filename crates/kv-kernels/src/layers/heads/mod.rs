@@ -1,5 +1,6 @@
-//! New tokens' heads, from a layer's joint projection of queries, keys and values to what attention
-//! takes: norms of queries and keys, RoPE (half-split), and the slots of a cache.
+//! The heads of new tokens: from a layer's joint projection of queries, keys and values to
+//! normalised and rotated heads (RoPE, half-split), which go to attention or into the slots of a
+//! cache. One kernel does all of it, in place of a launch for each step.
 
 mod args;
 mod backend;
@@ -17,7 +18,7 @@ use crate::{KernelError, SlotPool, SlotRanges};
 use args::{PlacementArgs, Projection};
 use backend::HeadsOps;
 
-/// Cosines and sines of every position, `[P, D / 2]` each, f32.
+/// Cosines and sines of the rotation at every position, `[P, D / 2]` each, f32.
 #[derive(Debug, Clone)]
 pub struct RotaryTable {
     /// Cosines.
@@ -33,11 +34,11 @@ pub struct HeadNorms {
     pub query: Tensor<1>,
     /// Weights for keys, `[D]`.
     pub key: Tensor<1>,
-    /// Added to the mean square.
+    /// The number that is added to the mean square.
     pub epsilon: f32,
 }
 
-/// How a row of `(Hq + 2 Hkv) D` projected numbers becomes heads: queries first, then keys, then
+/// How a row of `(Hq + 2 Hkv) D` projected numbers is split into heads: queries, then keys, then
 /// values.
 #[derive(Debug, Clone)]
 pub struct HeadLayout {
@@ -47,25 +48,25 @@ pub struct HeadLayout {
     pub kv_heads: usize,
     /// `D`, even.
     pub head_dim: usize,
-    /// RoPE; `None` for heads that are not rotated.
+    /// The rotation; `None` for heads that are not rotated.
     pub rope: Option<RotaryTable>,
-    /// Norms of queries and keys.
+    /// The norms of queries and keys, if any.
     pub norms: Option<HeadNorms>,
 }
 
-/// Where a new token goes.
+/// The slot of a new token.
 #[derive(Debug)]
 pub enum Placement<'a> {
-    /// Behind each range's live slots: the lengths grow by one, in place. Ranges must have room.
+    /// After each range's live slots. The lengths grow by one, in place. Ranges must have room.
     Append(&'a mut SlotRanges),
-    /// At places that [`crate::evicting_attention`] has chosen. A range whose place is right behind
-    /// its live slots grows by one, in place.
+    /// At places that [`crate::evicting_attention`] has chosen. A range whose place is the one
+    /// after its live slots grows by one, in place.
     Next {
-        /// What the places count from.
+        /// The ranges in which places are counted.
         ranges: &'a mut SlotRanges,
         /// Places within the ranges, `[B, Hkv]`, 32-bit.
         places: &'a Tensor<2, Int>,
-        /// `ln ‖v‖₁` of every slot, `[S]`, f32, in which the new tokens' are written.
+        /// `ln ‖v‖₁` of every slot, `[S]`, f32. The new tokens' norms are written into it.
         log_norms: &'a mut Tensor<1>,
     },
 }
@@ -101,10 +102,10 @@ pub fn split_heads(
 /// [`split_heads`] for rows of keys and values alone; returns keys and values, `[B, Hkv, T, D]`.
 ///
 /// # Shapes
-/// `projected` `[B * T, 2 Hkv D]`, the others as [`split_heads`]'s.
+/// `projected` `[B * T, 2 Hkv D]`, the rest as in [`split_heads`].
 ///
 /// # Errors
-/// As [`split_heads`].
+/// The errors of [`split_heads`].
 pub fn split_keys_values(
     projected: Tensor<2>,
     positions: Tensor<2, Int>,
@@ -115,7 +116,7 @@ pub fn split_keys_values(
     Ok([key, value])
 }
 
-/// Without query heads, the queries are any tensor.
+/// Splits projections. Without query heads, the queries may be any tensor.
 fn split(
     op: &'static str,
     projected: Tensor<2>,
@@ -132,11 +133,11 @@ fn split(
     Ok([query, key, value].map(Tensor::from_dispatch))
 }
 
-/// Writes one new token a sequence into the slots of its heads, in place and in one launch, and
-/// returns its queries, `[B, Hq, D]`.
+/// Writes one new token of each sequence into the slots of its heads, in place and in one launch.
+/// Returns the tokens' queries, `[B, Hq, D]`.
 ///
-/// On a CubeCL device every clone of the pool's tensors sees it; on the CPU shared ones are copied
-/// first, so hold the only references.
+/// On a CubeCL device every clone of the pool's tensors sees the writes. On the CPU shared tensors
+/// are copied first, so the caller should hold the only references.
 ///
 /// # Shapes
 /// `projected` `[B, (Hq + 2 Hkv) D]`, `positions` `[B]` below the table's `P` (on the device, not
@@ -264,7 +265,7 @@ impl HeadLayout {
         Ok(())
     }
 
-    /// The arguments of the extension; what is not used is any tensor.
+    /// The backends' arguments. A tensor that is not used may be any tensor.
     fn projection(&self, projected: Tensor<2>, positions: Tensor<1, Int>) -> Projection<Dispatch> {
         let device = projected.device();
         let none = || Tensor::<2>::empty([1, 1], (&device, DType::F32));

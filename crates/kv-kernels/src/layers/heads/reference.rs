@@ -1,6 +1,6 @@
-//! Heads of new tokens in plain loops.
+//! The ops on heads in plain loops: the CPU path, and the oracle of the kernels' tests.
 
-/// What a call works on, as f32; outputs are rounded by the caller.
+/// The arguments of a call, as f32. The caller rounds the results.
 pub(crate) struct Tokens<'a> {
     /// `[N, (Hq + 2 Hkv) D]`
     pub(crate) projected: &'a [f32],
@@ -8,7 +8,7 @@ pub(crate) struct Tokens<'a> {
     pub(crate) positions: &'a [i32],
     /// Cosines and sines, `[P, D / 2]`, where heads are rotated.
     pub(crate) rotation: Option<[&'a [f32]; 2]>,
-    /// Weights of the queries' and the keys' norm, `[D]`, and its epsilon.
+    /// Norm weights of queries and keys, `[D]`, and epsilon.
     pub(crate) norms: Option<([&'a [f32]; 2], f32)>,
     pub(crate) query_heads: usize,
     pub(crate) kv_heads: usize,
@@ -18,7 +18,7 @@ pub(crate) struct Tokens<'a> {
 }
 
 impl Tokens<'_> {
-    /// Head `head` (queries, keys, values) of token `token`, as attention takes it.
+    /// Head `head` (counted over queries, keys, values) of token `token`, after norm and RoPE.
     pub(crate) fn head(&self, token: usize, head: usize) -> Vec<f32> {
         let heads = self.query_heads + 2 * self.kv_heads;
         let at = (token * heads + head) * self.head_dim;
@@ -30,7 +30,8 @@ impl Tokens<'_> {
             let weight = weights[usize::from(head >= self.query_heads)];
             let mean = row.iter().map(|x| x * x).sum::<f32>() / self.head_dim as f32;
             let root = (mean + epsilon).sqrt();
-            // Rounded to the dtype before the weight and behind it, as the models' own code does.
+            // Rounded to the dtype before and after the multiplication by the weight, as in the
+            // models' own code.
             for (x, weight) in row.iter_mut().zip(weight) {
                 *x = (self.round)((self.round)(*x / root) * weight);
             }
@@ -48,7 +49,7 @@ impl Tokens<'_> {
         row
     }
 
-    /// All heads of `count` from `first` on, of sequences of `tokens` tokens each, `[B, count,
+    /// The `count` heads from `first` on of all sequences, of `tokens` tokens each, `[B, count,
     /// tokens, D]`.
     pub(crate) fn heads(&self, first: usize, count: usize, tokens: usize) -> Vec<f32> {
         let all = self.positions.len();

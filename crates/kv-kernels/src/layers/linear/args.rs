@@ -3,7 +3,7 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, ExtensionType};
 
-/// What a product adds to its sums; what is not used is any tensor.
+/// The tensors that a product adds to its sums. A tensor that is not used may be any tensor.
 #[derive(ExtensionType)]
 pub(crate) struct Epilogue<B: Backend> {
     /// `[M]`
@@ -13,17 +13,17 @@ pub(crate) struct Epilogue<B: Backend> {
     pub(crate) config: EpilogueConfig,
 }
 
-/// An [`Epilogue`] without its tensors: bias first, then the gate, then the residual.
+/// An [`Epilogue`] without its tensors. It applies the bias, then the gate, then the residual.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct EpilogueConfig {
     pub(crate) biased: bool,
-    /// Whether `silu` of the first half of the outputs multiplies the second.
+    /// Whether `silu` of the first half of the outputs multiplies the second half.
     pub(crate) gated: bool,
     pub(crate) adds: bool,
 }
 
 impl EpilogueConfig {
-    /// Outputs of the weight matrix that make one output.
+    /// Outputs of the weight matrix that make one output of the op.
     pub(crate) fn parts(self) -> usize {
         if self.gated { 2 } else { 1 }
     }

@@ -1,4 +1,4 @@
-//! What `linear` asks of a backend.
+//! The backend trait of `linear`, and its implementations for CubeCL devices and the CPU.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
@@ -10,7 +10,7 @@ use super::args::Epilogue;
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait LinearOps: Backend {
-    /// `x` `[N, K]` times the transpose of `weight` `[M, K]`, for few rows, by
+    /// The product of `x` `[N, K]` and the transpose of `weight` `[M, K]`, for few rows, by
     /// [`LinearStrategy::Portable`] or [`LinearStrategy::TensorCore`]; on a CPU by the reference.
     fn skinny_product(
         x: FloatTensor<Self>,
@@ -20,12 +20,12 @@ pub(crate) trait LinearOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// What products ask of Hopper GPUs.
+/// The backend trait of products on Hopper GPUs.
 #[cfg(feature = "cuda")]
 #[backend_extension(Cube)]
 pub(crate) trait HopperLinearOps: Backend {
-    /// [`LinearOps::skinny_product`] in f16 or bf16; where there is an `epsilon`, of normalised
-    /// rows times `gain` `[K]`.
+    /// [`LinearOps::skinny_product`] in f16 or bf16. Where there is an `epsilon`, the rows are
+    /// normalised first, with the weights `gain` `[K]`.
     fn streamed_product(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -34,7 +34,7 @@ pub(crate) trait HopperLinearOps: Backend {
         #[extension_type] epilogue: Epilogue<Self>,
     ) -> FloatTensor<Self>;
 
-    /// `x` `[N, K]` times the transpose of `weight` `[M, K]`, in f16 or bf16.
+    /// The product of `x` `[N, K]` and the transpose of `weight` `[M, K]`, in f16 or bf16.
     fn wide_product(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
@@ -69,7 +69,7 @@ impl HopperLinearOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The op on the CPU, by its reference.
+    //! The implementation for the CPU, which runs the reference.
 
     use burn::backend::{DType, Element, Flex};
     use burn_flex::FlexTensor;

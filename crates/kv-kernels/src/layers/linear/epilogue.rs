@@ -1,13 +1,13 @@
-//! What products do with their sums before they store them.
+//! The end of a product: bias, gate and residual, between the sums and the stored outputs.
 
 use cubecl::prelude::*;
 
 use super::args::EpilogueConfig;
 
-/// What a product writes, and what is added before.
+/// The output of a product, and the tensors that are added to it.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct ProductOutputs<E: Float> {
-    /// `[N]`, where [`EpilogueConfig::biased`]; `N` is `outputs`, or twice as many where gated.
+    /// `[N]`, where [`EpilogueConfig::biased`]; `N` is `outputs`, or `2 outputs` where gated.
     pub(super) bias: Box<[E]>,
     /// `[M, outputs]`, where [`EpilogueConfig::adds`].
     pub(super) residual: Box<[E]>,
@@ -18,7 +18,7 @@ pub(super) struct ProductOutputs<E: Float> {
     pub(super) outputs: usize,
 }
 
-/// What is added to the result at `to`.
+/// The residual of the result at `to`, or 0.
 #[cube]
 pub(super) fn added_to<E: Float>(
     residual: &[E],
@@ -32,8 +32,8 @@ pub(super) fn added_to<E: Float>(
     added
 }
 
-/// Output `output` of `outputs` from its sum; where gated, from the gate's and that of what it
-/// gates. `added` is [`added_to`]'s.
+/// The output `output` of `outputs`, from its sum; where gated, from the sums of the gate and of
+/// the gated output. `added` is the result of [`added_to`].
 #[cube]
 pub(super) fn finish<E: Float>(
     bias: &[E],

@@ -1,7 +1,8 @@
-//! Large products on Hopper: one plane copies tiles of both factors into shared memory, two groups
-//! of four planes multiply them as they arrive, each 64 rows.
+//! Products of many rows on Hopper, `c = a bᵀ`. One plane copies tiles of both factors into shared
+//! memory by the copy engine. Two groups of four planes multiply 64 rows each, by warpgroup
+//! instructions, as tiles arrive.
 
-// What PTX writes looks unwritten to the compiler.
+// The compiler does not see that PTX writes variables.
 #![allow(unused_assignments)]
 
 use cubecl::prelude::*;
@@ -11,16 +12,16 @@ use crate::components::tma::{
     TILE_COLUMNS, arrive_expecting, copy_tile, init_barrier, publish_barriers, wait_barrier,
 };
 
-/// Tiles of each factor that are on their way or in use.
+/// Tiles of each factor that are being copied or used.
 const STAGES: usize = 4;
 /// Rows of a cube's result.
 pub(super) const ROWS: usize = 128;
-/// Rows of tiles that neighbouring cubes share, so that their factors stay in the cache.
+/// Rows of tiles that neighbouring cubes take together, so that their factors stay in the L2 cache.
 const BAND: u32 = 16;
 /// Units of a cube: two groups of four planes, and the plane that copies.
 pub(super) const UNITS: usize = 288;
 
-/// What fixes the generated code.
+/// Comptime configuration of the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Blueprint {
     /// Columns of a cube's result, 128 or 256.
@@ -107,15 +108,16 @@ pub(super) fn product_kernel<E: Float, NA: Size>(
         let part = UNIT_POS / 128;
         let plane = UNIT_POS % 128 / 32;
         let lane = UNIT_POS % 32;
-        // Descriptors of tiles: address and leading offset in 16 bytes; 8 rows are 1,024 bytes.
+        // A descriptor holds the address and the leading offset in units of 16 bytes; 8 rows are
+        // 1,024 bytes.
         let of_a = ((a_base + part * 8192) >> 4u32) | 0x1_0000u32;
         let of_b = (b_base >> 4u32) | 0x1_0000u32;
         let leads = select(lane == 0, 1u32, 0u32);
         let a_step = comptime!(a_bytes >> 4);
         let b_step = comptime!(b_bytes >> 4);
         let mut acc = Vector::<f32, NA>::empty();
-        // The loop holds the accumulators in registers while products are under way, which no
-        // compiler may move: it is one piece.
+        // The loop is one piece of PTX: it holds accumulators in registers while products are under
+        // way, and no compiler may move them.
         gpu_asm!(
             "{{\n",
             ".reg .pred ready, more, leads, add, past;\n",
@@ -140,7 +142,7 @@ pub(super) fn product_kernel<E: Float, NA: Size>(
             "add.s64 da, da, 2;\n add.s64 db, db, 2;\n",
             "wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{name}.{name} {acc}, da, db, add, 1, 1, 0, 0;\n",
             "wgmma.commit_group.sync.aligned;\n",
-            // All but this block's products are done: the tiles before are free.
+            // All products except this block's are done, so the earlier tiles are free.
             "wgmma.wait_group.sync.aligned 1;\n",
             "setp.gt.s32 past, block, 0;\n and.pred past, past, leads;\n",
             "@past mbarrier.arrive.shared::cta.b64 _, [before];\n",

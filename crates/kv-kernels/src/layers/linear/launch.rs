@@ -17,7 +17,7 @@ use crate::backend::client::{elem_type, empty_like, grid, is_cuda, processors, v
 #[cfg(feature = "cuda")]
 use crate::components::tma::{tiles, with_rows};
 
-/// Up to 32 rows `x` `[M, K]` times the transpose of `weight` `[N, K]`, and the epilogue, by the
+/// Up to 32 rows `x` `[M, K]` times the transpose of `weight` `[N, K]`, with the epilogue, by the
 /// portable kernel or by matrix instructions.
 pub(super) fn skinny(
     x: CubeTensor,
@@ -92,8 +92,8 @@ pub(super) fn skinny(
     y
 }
 
-/// As [`skinny`], on Hopper, for f16 and bf16, behind a normalisation of the rows where there is an
-/// `epsilon`.
+/// [`skinny`] on Hopper, for f16 and bf16. Where there is an `epsilon`, the rows are normalised
+/// first.
 #[cfg(feature = "cuda")]
 pub(super) fn streamed(
     x: CubeTensor,
@@ -155,7 +155,7 @@ pub(super) fn wide(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
     let [outputs, _] = weight.shape().dims();
     let output = empty_like(&x, Shape::from([rows, outputs]), x.dtype);
     let bands = rows.div_ceil(hopper_wide::ROWS);
-    // Wide results read their factors least; narrow ones keep more processors busy.
+    // Wide tiles read their factors least. Narrow tiles keep more processors busy.
     let columns = if bands * outputs.div_ceil(256) >= processors(&x.client) { 256 } else { 128 };
     let name = ptx_name(x.dtype);
     // SAFETY: shapes were checked, and the kernel guards its writes.
@@ -176,7 +176,7 @@ pub(super) fn wide(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
     output
 }
 
-/// A tensor that a kernel reads, in order; or any that stands for it.
+/// The buffer of a contiguous tensor that a kernel reads, or of any tensor where it reads none.
 fn read(tensor: CubeTensor, is_read: bool) -> BufferArg {
     if is_read { into_contiguous(tensor) } else { tensor }.into_buffer_arg()
 }

@@ -1,4 +1,5 @@
-//! Products of a few rows with a weight matrix kept `[out, in]`: what a decode step consists of.
+//! Products of rows with a weight matrix kept `[out, in]`, with norm, bias, gate and residual. A
+//! decode step consists of such products with few rows, which read every weight once.
 
 mod args;
 mod backend;
@@ -33,50 +34,51 @@ pub use strategy::LinearStrategy;
 
 const OP: &str = "linear";
 
-/// Rows up to which every row is computed by itself.
+/// The most rows of a product in which each row is computed independently.
 const SKINNY: usize = 32;
 
-/// What [`linear`] does with its rows and its sums, in this order.
+/// The steps of [`linear`] besides the product, in the order of the fields.
 #[derive(Debug, Clone, Default)]
 pub struct LinearOptions {
-    /// Whether and how the rows are normalised.
+    /// The norm of the rows, if any.
     pub norm: Option<RowNorm>,
-    /// Added, `[out]`.
+    /// A bias that is added to the sums, `[out]`.
     pub bias: Option<Tensor<1>>,
-    /// Whether the outputs are a gate and what it gates, side by side: `silu` of the first half
+    /// Whether the outputs are a gate and a gated half, side by side. `silu` of the first half then
     /// multiplies the second (SwiGLU), and the result is `out / 2` wide.
     pub gated: bool,
-    /// Added, of the result's shape.
+    /// A residual that is added to the result, of the result's shape.
     pub residual: Option<Tensor<2>>,
-    /// Which kernel multiplies.
+    /// The kernel to run.
     pub strategy: LinearStrategy,
 }
 
-/// A normalisation of rows, RMSNorm, as by [`rms_norm`]. Where a Hopper GPU has it in the product
-/// (f16 and bf16, up to 32 rows), rows times weights are rounded, and sums divided by the root: in
-/// f16, such a product may not exceed 65,504.
+/// RMSNorm of the rows, as in [`rms_norm`]. Where a Hopper GPU fuses it into the product (f16 and
+/// bf16, up to 32 rows), the products of rows and norm weights are rounded, and the sums are
+/// divided by the root: in f16 such a product must not exceed 65,504.
 #[derive(Debug, Clone)]
 pub struct RowNorm {
-    /// `[in]`, of the rows' dtype.
+    /// Norm weights, `[in]`, of the rows' dtype.
     pub weight: Tensor<1>,
-    /// Added to the mean square.
+    /// The number that is added to the mean square.
     pub epsilon: f32,
 }
 
-/// `y = x Wᵀ`, and what `options` add to it.
+/// `y = x Wᵀ`, with the norm before it and the bias, gate and residual after it that `options`
+/// name.
 ///
-/// Up to 32 rows, all is one kernel; the normalisation is another, but on Hopper GPUs in f16 and
-/// bf16 with a multiple of 8 inputs, at least 64. On the CPU, and with matrix instructions, such
-/// rows are summed in one order, so that a row's result does not depend on the others: a batch
-/// gives each sequence exactly what it gets alone.
+/// Up to 32 rows take one kernel. A norm takes another kernel, except on Hopper GPUs in f16 and
+/// bf16, where the inputs are a multiple of 8 and at least 64. On the CPU and with matrix
+/// instructions, up to 32 rows are summed in one order, so that a row's result does not depend on
+/// the other rows: a batch gives each sequence exactly what it gets alone.
 ///
 /// # Shapes
-/// `x` `[N, in]`, `weight` `[out, in]` of the same dtype, as bias and residual; returns `[N, out]`,
-/// or `[N, out / 2]` where gated.
+/// `x` `[N, in]`; `weight` `[out, in]`, bias and residual of its dtype. Returns `[N, out]`, or `[N,
+/// out / 2]` where gated.
 ///
 /// # Errors
-/// [`KernelError`] where shapes, dtypes or devices do not fit, and for a forced strategy that does
-/// not serve.
+/// [`KernelError`] where shapes, dtypes or devices do not fit, and for a forced strategy that
+/// cannot run the call.
 pub fn linear(
     x: Tensor<2>,
     weight: Tensor<2>,
@@ -157,7 +159,7 @@ pub fn linear(
 }
 
 impl LinearOptions {
-    /// The arguments of the extension; `any` stands where nothing is read.
+    /// The backends' arguments. `any` serves where a tensor is not read.
     fn epilogue(self, any: Tensor<2>) -> Epilogue<Dispatch> {
         let config = EpilogueConfig {
             biased: self.bias.is_some(),
@@ -170,7 +172,7 @@ impl LinearOptions {
     }
 }
 
-/// Products of many rows.
+/// A product of many rows.
 fn wide(strategy: LinearStrategy, x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
     #[cfg(feature = "cuda")]
     if strategy == LinearStrategy::HopperWide {

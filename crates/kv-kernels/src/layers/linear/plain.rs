@@ -1,5 +1,6 @@
-//! Few rows times a weight matrix, without matrix instructions: any dtype and device. A team of
-//! units has one output (of a gated product: its gate and what it gates) and shares the sum.
+//! Few rows times a weight matrix without matrix instructions, `y = x Wᵀ`, in any dtype on any
+//! device. A team of units shares the sum of one output, or the sums of a gate and its gated
+//! output.
 
 use cubecl::prelude::*;
 
@@ -9,10 +10,10 @@ use super::epilogue::{ProductOutputs, added_to, finish};
 /// Units of a cube.
 pub(super) const UNITS: usize = 128;
 
-/// What fixes the generated code.
+/// Comptime configuration of the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Blueprint {
-    /// Rows that are taken at a time.
+    /// Rows that a team takes at a time.
     pub(super) tile: usize,
     /// Units that share an output.
     pub(super) team: usize,
@@ -20,7 +21,8 @@ pub(super) struct Blueprint {
 }
 
 /// # Shapes
-/// In vectors: `x` `[M, columns]`, `weight` `[outputs, columns]`, twice the outputs where gated.
+/// `x` `[M, columns]` and `weight` `[outputs, columns]`, in vectors; `weight` has `2 outputs` rows
+/// where gated.
 #[cube(launch_unchecked)]
 pub(super) fn plain_kernel<E: Float, N: Size>(
     x: &[Vector<E, N>],
@@ -36,7 +38,7 @@ pub(super) fn plain_kernel<E: Float, N: Size>(
     let lane = unit % team;
     let parts = epilogue.parts().comptime();
     let own = CUBE_POS * comptime!(UNITS / team) + unit / team;
-    // Units beyond the end take part in exchanges, but write nothing.
+    // Units after the last output take part in exchanges, but write nothing.
     let output = min(own, outputs - 1);
     let mut first = 0usize;
     while first < rows {

@@ -1,11 +1,11 @@
-//! Rows times a matrix in plain loops: the CPU path. Every output is one dot product, summed in the
-//! same order whatever the number of rows.
+//! `linear` in plain loops: the CPU path. Every output is one dot product, summed in one order
+//! whatever the number of rows.
 
 use rayon::prelude::*;
 
 use crate::layers::swiglu::reference::swiglu;
 
-/// Multiply-adds below which threads cost more than they gain.
+/// The fewest multiply-adds for which threads gain more than they cost.
 const SERIAL: usize = 1 << 17;
 
 /// `x` `[N, K]` times the transpose of `weight` `[M, K]`, as `[N, M]`, reading elements through
@@ -22,7 +22,7 @@ pub(crate) fn product<E: Copy + Sync>(
         columns(x, weight, inputs, load, &mut y);
         return y;
     }
-    // Output-major, so that threads write to slices of their own.
+    // Outputs are the outer dimension, so that each thread writes to a slice of its own.
     let part = outputs.div_ceil(4 * rayon::current_num_threads()).max(8);
     let mut turned = vec![0.0; rows * outputs];
     let parts = turned.par_chunks_mut(part * rows).zip(weight.par_chunks(part * inputs));
@@ -39,7 +39,7 @@ pub(crate) fn product<E: Copy + Sync>(
     y
 }
 
-/// Bias, gate and residual of sums `[N, M]`.
+/// Applies bias, gate and residual to sums `[N, M]`.
 pub(crate) fn finish(
     sums: Vec<f32>,
     outputs: usize,
@@ -71,7 +71,7 @@ fn columns<E: Copy>(
 ) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-        // SAFETY: the processor has both.
+        // SAFETY: the processor has both features.
         unsafe { columns_avx2(x, weight, inputs, load, y) };
         return;
     }

@@ -1,9 +1,10 @@
-//! Few rows times a weight matrix, with matrix instructions: f16 and bf16. A plane has 16 outputs;
-//! planes of a cube share the sum, or the rows. Weights go from memory to registers in 16-byte
-//! pieces; every output is summed in the same order however many rows there are.
+//! Few rows times a weight matrix by matrix instructions, `y = x Wᵀ`, in f16 and bf16. A plane has
+//! 16 outputs. The planes of a cube share the sums of some outputs, or each group of planes has its
+//! own outputs and shares the reads of the rows. Weights go from memory to registers in 16-byte
+//! pieces. Every output is summed in one order, however many rows there are.
 //!
-//! In a plane, lane `4 r + j` holds outputs `r` and `r + 8` of rows `2 j` and `2 j + 1`. Of a gated
-//! product, `r` is a gate and `r + 8` what it gates.
+//! In a plane, lane `4 r + j` holds outputs `r` and `r + 8` of rows `2 j` and `2 j + 1`. In a gated
+//! product, `r` is a gate and `r + 8` is the output that it gates.
 
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
@@ -14,30 +15,31 @@ use super::epilogue::{ProductOutputs, added_to, finish};
 /// Outputs of a plane.
 const OUTPUTS: usize = 16;
 const PLANE: usize = 32;
-/// Planes of a cube: cubes of them end at about the same time, where sixteen leave a wave half
-/// empty.
+/// Planes of a cube. Cubes of eight planes end at about one time, where sixteen would leave half a
+/// wave empty.
 pub(super) const PLANES: usize = 8;
 /// Pieces of 32 elements that a plane takes at a time.
 const PIECES: usize = 2;
 
-/// What fixes the generated code.
+/// Comptime configuration of the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Blueprint {
-    /// Tiles of 8 rows.
+    /// Tiles of 8 rows of `x`.
     tiles: usize,
     /// Groups of planes, each with outputs of its own.
     groups: usize,
-    /// Whether planes read their next weights before they multiply.
+    /// Whether planes read their next weights before they multiply the current ones.
     ahead: bool,
-    /// Whether weights, which are read once, leave the first cache to the rows.
+    /// Whether weights, which are read once, bypass the first cache and leave it to the rows.
     streams: bool,
     epilogue: EpilogueConfig,
 }
 
 impl Blueprint {
-    /// For `tiles` of 8 rows and so many rows of weights. Up to 8 rows, planes read ahead; above,
-    /// the rows themselves take the registers. Where there are outputs enough for every processor,
-    /// few planes share a sum, and two groups of them the reads of the rows.
+    /// The configuration for `tiles` tiles of 8 rows and `weights` rows of weights. Up to 8 rows,
+    /// planes read ahead; with more rows, the rows take the registers. Where the outputs fill every
+    /// processor, two groups of four planes share the reads of the rows, and each sum has four
+    /// planes.
     pub(super) fn new(
         tiles: usize,
         weights: usize,
@@ -45,7 +47,7 @@ impl Blueprint {
         streams: bool,
         epilogue: EpilogueConfig,
     ) -> Self {
-        // Not by the rows: a row's sums are the same whatever rows stand beside it.
+        // The number of rows must not matter: it would change the order of a row's sums.
         let shares = weights / OUTPUTS >= 4 * processors;
         let groups = if shares { 2 } else { 1 };
         Self { tiles, groups, ahead: tiles == 1, streams, epilogue }
@@ -58,8 +60,8 @@ impl Blueprint {
 }
 
 /// # Shapes
-/// In vectors of four pairs of elements: `x` `[M, K / 8]`, `weight` `[N, K / 8]`, where `N` is the
-/// outputs, or twice as many where gated.
+/// `x` `[M, K / 8]` and `weight` `[N, K / 8]`, in vectors of four pairs of elements. `N` is the
+/// outputs, or twice the outputs where gated.
 #[cube(launch_unchecked)]
 pub(super) fn tensor_core_kernel<E: Float>(
     x: &[Vector<u32, Const<4>>],
@@ -208,7 +210,7 @@ pub(super) fn tensor_core_kernel<E: Float>(
     }
 }
 
-/// Reads pieces of outputs `r` and `r + 8`; those beyond the end meet zeros.
+/// Reads pieces of outputs `r` and `r + 8`. Pieces after the end are multiplied by zeros.
 #[cube]
 fn read_weights(
     weight: &[Vector<u32, Const<4>>],
@@ -232,8 +234,8 @@ fn read_weights(
     }
 }
 
-/// Reads what no other plane will: past the first cache, which keeps the rows, and 256 bytes at a
-/// time into the second.
+/// Reads weights that no other plane reads. The read bypasses the first cache, which keeps the
+/// rows, and brings 256 bytes into the L2 cache.
 #[cube]
 #[allow(unused_assignments, reason = "what PTX writes looks unwritten to the compiler")]
 fn read_once(from: &[Vector<u32, Const<4>>], at: usize) -> Vector<u32, Const<4>> {

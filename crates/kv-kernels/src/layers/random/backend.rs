@@ -1,4 +1,4 @@
-//! What `uniforms` asks of a backend.
+//! The backend trait of `uniforms`, and its implementations for CubeCL devices and the CPU.
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
@@ -7,7 +7,7 @@ use burn_cubecl::CubeBackend;
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait RandomOps: Backend {
-    /// A number in `[0, 1)` for each of `seeds` `[N, 2]` and `draws` `[N]`.
+    /// A number in `[0, 1)` for each pair of `seeds` `[N, 2]` and `draws` `[N]`.
     fn uniforms(seeds: IntTensor<Self>, draws: IntTensor<Self>) -> FloatTensor<Self>;
 }
 
@@ -20,7 +20,7 @@ impl RandomOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The op on the CPU, by its reference.
+    //! The implementation for the CPU, which runs the reference.
 
     use burn::backend::{Flex, TensorData};
     use burn_flex::FlexTensor;

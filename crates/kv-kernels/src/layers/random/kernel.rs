@@ -1,8 +1,8 @@
-//! The same on CubeCL devices.
+//! Counter-based random numbers on CubeCL devices, equal to those of the host.
 
 use cubecl::prelude::*;
 
-/// A unit a number.
+/// Draws a number by each unit.
 #[cube(launch)]
 pub(crate) fn uniforms_kernel(seeds: &[i32], draws: &[i32], output: &mut [f32], count: usize) {
     let at = ABSOLUTE_POS;
@@ -13,7 +13,7 @@ pub(crate) fn uniforms_kernel(seeds: &[i32], draws: &[i32], output: &mut [f32], 
     output[at] = uniform(low, high, u32::cast_from(draws[at]));
 }
 
-/// A number in `[0, 1)` of 24 bits: each (seed, draw) has its own.
+/// A number in `[0, 1)` of 24 bits, which depends on seed and draw alone.
 #[cube]
 pub(crate) fn uniform(seed_low: u32, seed_high: u32, draw: u32) -> f32 {
     let bits = mix(mix(mix(seed_low) ^ seed_high) ^ draw);

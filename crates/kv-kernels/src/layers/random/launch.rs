@@ -1,4 +1,4 @@
-//! The launch on CubeCL devices.
+//! Launches `uniforms` on CubeCL devices.
 
 use burn::backend::{DType, TensorMetadata};
 use burn_cubecl::kernel::into_contiguous;

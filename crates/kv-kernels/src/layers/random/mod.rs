@@ -1,5 +1,5 @@
-//! Random numbers from counters: a number depends on its seed and its place alone, so that every
-//! backend draws the same, in whatever order.
+//! Counter-based random numbers. A number depends on its seed and its place alone, so that every
+//! backend draws equal numbers, in any order.
 
 mod backend;
 #[cfg(feature = "gpu")]
@@ -14,7 +14,7 @@ use crate::KernelError;
 use crate::backend::check::Check;
 use backend::RandomOps;
 
-/// Numbers in `[0, 1)` of 24 bits, each of its own seed and draw: [`uniform`], on the device.
+/// Numbers in `[0, 1)` of 24 bits, one for each pair of seed and draw: [`uniform`] on the device.
 ///
 /// # Shapes
 /// `seeds` `[N, 2]` and `draws` `[N]`, 32-bit; returns `[N]`, f32.
@@ -32,13 +32,14 @@ pub fn uniforms(seeds: Tensor<2, Int>, draws: Tensor<1, Int>) -> Result<Tensor<1
     Ok(Tensor::from_dispatch(numbers))
 }
 
-/// A number in `[0, 1)` of 24 bits: each (seed, draw) has its own.
+/// A number in `[0, 1)` of 24 bits, which depends on seed and draw alone.
 pub fn uniform([low, high]: [u32; 2], draw: u32) -> f32 {
     let bits = mix(mix(mix(low) ^ high) ^ draw);
     (bits >> 8) as f32 / 16_777_216.0
 }
 
-/// Every bit of the result depends on every bit of `x` (the constants are Wellons' "lowbias32").
+/// Mixes bits: every bit of the result depends on every bit of `x`. The constants are Wellons'
+/// "lowbias32".
 pub(crate) fn mix(x: u32) -> u32 {
     let mut x = x.wrapping_add(0x9e37_79b9);
     x ^= x >> 16;

@@ -1,4 +1,4 @@
-//! What `rms_norm` asks of a backend.
+//! The backend trait of `rms_norm`, and its implementations for CubeCL devices and the CPU.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
@@ -7,7 +7,8 @@ use burn_cubecl::CubeBackend;
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait RmsNormOps: Backend {
-    /// `x` (plus `delta`, where `adds`) with normalised rows, and the sum, else any tensor.
+    /// Normalises the rows of `x`, or of `x + delta` where `adds`. Returns them, and the sum `x +
+    /// delta` (else any tensor).
     fn rms_norm(
         x: FloatTensor<Self>,
         delta: FloatTensor<Self>,
@@ -32,7 +33,7 @@ impl RmsNormOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The op on the CPU, by its reference.
+    //! The implementation for the CPU, which runs the reference.
 
     use burn::backend::Flex;
     use burn_flex::FlexTensor;

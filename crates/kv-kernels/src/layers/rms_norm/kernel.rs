@@ -1,27 +1,27 @@
-//! The CubeCL kernel: one cube a row.
+//! The kernel of `rms_norm` and `add_rms_norm`, with one cube a row.
 
 use cubecl::prelude::*;
 
 /// Units of a cube.
 pub(crate) const UNITS: usize = 256;
 
-/// Rows that are normalised.
+/// The rows to normalise.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct NormedRows<E: Float, N: Size> {
     /// `[rows, columns]`, in vectors of `N`.
     x: Box<[Vector<E, N>]>,
-    /// What is added before, `[rows, columns]`, where the kernel `adds`.
+    /// The tensor that is added first, `[rows, columns]`, where the kernel `adds`.
     delta: Box<[Vector<E, N>]>,
-    /// `[columns]`, in vectors of `N`.
+    /// Norm weights, `[columns]`, in vectors of `N`.
     weight: Box<[Vector<E, N>]>,
     rows: usize,
     /// Vectors of a row.
     columns: usize,
-    /// What is added to mean squares.
+    /// The number that is added to mean squares.
     epsilon: f32,
 }
 
-/// What comes of them.
+/// Normalised rows, and their sums.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct NormOutputs<E: Float, N: Size> {
     /// `[rows, columns]`, in vectors of `N`.
@@ -30,7 +30,7 @@ pub(crate) struct NormOutputs<E: Float, N: Size> {
     sum: Box<[Vector<E, N>]>,
 }
 
-/// A cube a row.
+/// Normalises each row by one cube.
 #[cube(launch_unchecked)]
 pub(crate) fn rms_norm_kernel<E: Float, N: Size>(
     given: &NormedRows<E, N>,
@@ -64,7 +64,7 @@ pub(crate) fn rms_norm_kernel<E: Float, N: Size>(
     for lane in 0..lanes {
         own += squares.extract(lane);
     }
-    // One number a plane, whatever the width of planes.
+    // Room for one number a plane, however narrow planes are.
     let mut parts = Shared::<[f32]>::new_slice(UNITS);
     let of_plane = plane_sum(own);
     let plane = (UNIT_POS / PLANE_DIM) as usize;

@@ -1,4 +1,4 @@
-//! The launch on CubeCL devices.
+//! Launches `rms_norm` and `add_rms_norm` on CubeCL devices.
 
 use burn::backend::TensorMetadata;
 use burn_cubecl::kernel::into_contiguous;
@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 use super::kernel::{NormOutputsLaunch, NormedRowsLaunch, UNITS, rms_norm_kernel};
 use crate::backend::client::{elem_type, empty_like, grid, vector_lanes};
 
-/// Normalised rows, and the sums that they are of.
+/// Returns normalised rows, and the sums that were normalised.
 pub(super) fn run(
     x: CubeTensor,
     delta: CubeTensor,

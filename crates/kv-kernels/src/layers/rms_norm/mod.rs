@@ -1,4 +1,4 @@
-//! Root-mean-square normalisation, alone or fused with the addition before it.
+//! Root-mean-square norm, `x / sqrt(mean(x²) + ε) · w`, alone or fused with the addition before it.
 
 mod backend;
 #[cfg(feature = "gpu")]
@@ -14,8 +14,8 @@ use crate::KernelError;
 use crate::backend::check::Check;
 use backend::RmsNormOps;
 
-/// Normalises rows: `x / sqrt(mean(x²) + ε)`, in f32, rounded to the dtype, times `weight`, as the
-/// models' own code does.
+/// Normalises rows: `x / sqrt(mean(x²) + ε)` in f32, rounded to the dtype, then times `weight`, as
+/// in the models' own code.
 ///
 /// # Shapes
 /// `x` `[N, H]`, `weight` `[H]` of the same dtype; returns `[N, H]`.
@@ -35,13 +35,14 @@ pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f32) -> Result<Tensor<
     Ok(Tensor::from_dispatch(normed))
 }
 
-/// `x + delta`, and its rows normalised as by [`rms_norm`], in one pass: `(normalised, sum)`.
+/// `x + delta`, and its rows normalised as in [`rms_norm`], in one pass. Returns `(normalised,
+/// sum)`.
 ///
 /// # Shapes
-/// `x`, `delta` `[N, H]`, `weight` `[H]`, all of one dtype; returns `[N, H]` twice.
+/// `x` and `delta` `[N, H]`, `weight` `[H]`, all of one dtype. Both results are `[N, H]`.
 ///
 /// # Errors
-/// As [`rms_norm`].
+/// The errors of [`rms_norm`].
 pub fn add_rms_norm(
     x: Tensor<2>,
     delta: Tensor<2>,

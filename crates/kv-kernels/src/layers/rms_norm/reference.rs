@@ -1,4 +1,4 @@
-//! Normalisation in plain loops.
+//! `rms_norm` in plain loops: the CPU path, and the oracle of the kernel's tests.
 
 /// Normalises rows of `weight.len()` elements; `round` rounds to the dtype.
 pub(crate) fn rms_norm(x: &[f32], weight: &[f32], epsilon: f32, round: fn(f32) -> f32) -> Vec<f32> {

@@ -3,12 +3,12 @@
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
 
-/// A batch's draws: settings, and what is changed in place.
+/// The draws of a batch: settings, and the numbers that a draw changes in place.
 #[derive(ExtensionType)]
 pub(crate) struct SampleTensors<B: Backend> {
     /// Temperature, top p, min p, `[B * 3]`.
     pub(crate) floats: FloatTensor<B>,
-    /// Top k, seed (two), whether positions advance, `[B * 4]`.
+    /// Top k, seed (two numbers), and whether positions advance, `[B * 4]`.
     pub(crate) ints: IntTensor<B>,
     /// `[B]`
     pub(crate) draws: IntTensor<B>,
@@ -18,7 +18,7 @@ pub(crate) struct SampleTensors<B: Backend> {
     pub(crate) tokens: IntTensor<B>,
 }
 
-/// What a draw returns, `[B]` each.
+/// The results of a draw, `[B]` each.
 #[derive(ExtensionType)]
 pub(crate) struct Drawn<B: Backend> {
     pub(crate) drawn: IntTensor<B>,

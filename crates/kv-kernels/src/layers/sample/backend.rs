@@ -1,4 +1,4 @@
-//! What `draw` asks of a backend.
+//! The backend trait of `draw`, and its implementations for CubeCL devices and the CPU.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
@@ -31,7 +31,7 @@ impl SampleOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The op on the CPU, by its reference.
+    //! The implementation for the CPU, which runs the reference.
 
     use burn::backend::{Flex, TensorData};
     use burn_flex::FlexTensor;

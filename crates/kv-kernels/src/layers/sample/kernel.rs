@@ -1,6 +1,7 @@
-//! The CubeCL kernel, one cube a row.
+//! The kernel of `draw`, with one cube a row of logits.
 //!
-//! A draw keeps the tokens from a threshold on: see [`crate::select`].
+//! The tokens that a draw keeps are those from a threshold on, which is found by radix select
+//! (`components/top_k.rs`), so that nothing is sorted.
 
 use cubecl::prelude::*;
 
@@ -11,18 +12,18 @@ use crate::components::sort_key::{index_key, not_below, sort_key};
 use crate::components::top_k::{Counts, Place, RankedRow, Search, threshold, total_from, weight};
 use crate::layers::random::kernel::uniform;
 
-/// What fixes the generated code.
+/// Comptime configuration of the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Blueprint {
     /// Units of a cube.
     pub(crate) units: usize,
-    /// Planes of a cube, at most.
+    /// The most planes of a cube.
     pub(crate) planes: usize,
-    /// Whether any row draws at all.
+    /// Whether any row draws at random.
     pub(crate) draws: bool,
-    /// Whether any row keeps only its `k` likeliest.
+    /// Whether any row keeps only its `k` likeliest tokens.
     pub(crate) ranks: bool,
-    /// Whether any row keeps only a nucleus.
+    /// Whether any row keeps only a nucleus (top p).
     pub(crate) nucleus: bool,
 }
 
@@ -32,31 +33,31 @@ impl Blueprint {
     }
 }
 
-/// How tokens are drawn.
+/// The settings of each row.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct DrawRules {
     /// Temperature, top p, min p, `[B, 3]`.
     floats: Box<[f32]>,
-    /// Top k, seed (two words), whether positions advance, `[B, 4]`.
+    /// Top k, seed (two words), and whether positions advance, `[B, 4]`.
     ints: Box<[i32]>,
 }
 
-/// The sequences that are drawn for.
+/// The sequences whose tokens are drawn.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct DrawnSequences {
     /// Draws so far, `[B]`.
     draws: Box<[i32]>,
     /// Positions of the next tokens, `[B]`.
     positions: Box<[i32]>,
-    /// What models take, `[B]`.
+    /// The tokens that the model takes next, `[B]`.
     tokens: Box<[i32]>,
-    /// What was drawn, `[B]`, [`NO_TOKEN`] where logits are no numbers.
+    /// The drawn tokens, `[B]`; [`NO_TOKEN`] where a logit is NaN or infinite.
     drawn: Box<[i32]>,
     /// `B`
     rows: usize,
 }
 
-/// `logits` `[B, columns]` in vectors.
+/// `logits` `[B, columns]`, in vectors.
 #[cube(launch_unchecked)]
 pub(crate) fn sample_kernel<N: Size>(
     logits: &[Vector<f32, N>],
@@ -79,7 +80,7 @@ pub(crate) fn sample_kernel<N: Size>(
     let best = ids[0];
     let max = tops[0];
     let mut chosen = best;
-    // Everybody has read them.
+    // All units have read the likeliest token.
     sync_cube();
 
     if comptime!(blueprint.draws) {
@@ -104,7 +105,8 @@ pub(crate) fn sample_kernel<N: Size>(
             let wanted = rules.floats[row * FLOATS + 1] * counted.totals[0];
             sync_cube();
             let place = threshold(logits, &mut counted, &ranked, wanted, &floor, search);
-            // Sums in another order may fall short of what the row keeps anyway.
+            // Because of rounding in another order, the nucleus may seem to reach below the top k;
+            // it is ignored then.
             let within = not_below(place.high, place.low, high, low);
             if within && rules.floats[row * FLOATS + 1] < 1.0 {
                 high = place.high;
@@ -112,7 +114,8 @@ pub(crate) fn sample_kernel<N: Size>(
             }
         }
 
-        // Each unit has neighbouring tokens; the first that reaches the drawn share has the token.
+        // Each unit has neighbouring tokens. The first unit whose tokens reach the drawn share has
+        // the token.
         let segment = columns.div_ceil(units);
         let first = min(unit * segment, columns);
         let last = min(first + segment, columns);
@@ -161,7 +164,8 @@ pub(crate) fn sample_kernel<N: Size>(
                 for lane in 0..N::value() {
                     let (logit, id) = (vector.extract(lane), at * N::value() + lane);
                     let weight = kept(logit, id, max, temperature, high, low, min_p);
-                    // Rounding may leave a rest behind the last token, which then is the one.
+                    // Rounding may leave a rest after the last kept token, which is then the drawn
+                    // one.
                     if weight > 0.0 && left >= 0.0 {
                         found = i32::cast_from(id);
                         left -= weight;
@@ -183,8 +187,8 @@ pub(crate) fn sample_kernel<N: Size>(
     }
 }
 
-/// The highest logit and the lowest id that has it, in the arrays' first places; the id is negative
-/// where a logit is NaN or infinite.
+/// Finds the highest logit and its lowest id, and leaves them in the arrays' first places. The id
+/// is negative where a logit is NaN or infinite.
 #[cube]
 fn likeliest<N: Size>(
     logits: &[Vector<f32, N>],
@@ -205,11 +209,11 @@ fn likeliest<N: Size>(
         #[unroll]
         for lane in 0..N::value() {
             let logit = vector.extract(lane);
-            // By bits: compilers may assume that there is no NaN.
+            // Told by bits, since compilers may assume that there is no NaN.
             if u32::reinterpret(logit) & 0x7f80_0000u32 == 0x7f80_0000u32 {
                 broken = 1u32;
             }
-            // A unit's ids ascend, so `>` keeps the lowest.
+            // A unit's ids ascend, so `>` keeps the lowest of equal ids.
             if logit > top || id == NO_INDEX {
                 top = logit;
                 id = i32::cast_from(at * N::value() + lane);

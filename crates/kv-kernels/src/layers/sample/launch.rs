@@ -1,4 +1,4 @@
-//! Launches on CubeCL devices.
+//! Launches `draw` on CubeCL devices.
 
 use burn::backend::{DType, Shape, TensorMetadata};
 use burn_cubecl::CubeBackend;
@@ -21,7 +21,7 @@ pub(super) fn draw(
     let logits = into_contiguous(logits);
     let client = logits.client.clone();
     let drawn = empty_like(&logits, Shape::from([rows]), DType::I32);
-    // One cube reads a whole row: as many units as it may have.
+    // One cube reads a whole row, so it takes as many units as it may have.
     let (units, planes) = widest_cube(&client);
     let DrawConfig { draws, ranks, nucleus } = config;
     let lanes = vector_lanes(&logits, vocabulary, vocabulary);

@@ -1,4 +1,5 @@
-//! The next tokens, drawn on the device: the host reads one number a sequence.
+//! Draws the next tokens on the device, so that the host reads only one number a sequence.
+//! Temperature, top k, top p and min p restrict the tokens.
 
 mod args;
 mod backend;
@@ -17,26 +18,26 @@ use args::SampleTensors;
 use backend::SampleOps;
 
 const OP: &str = "draw";
-/// Numbers of a row's settings: temperature, top p, min p.
+/// Settings of a row that are floats: temperature, top p, min p.
 pub(crate) const FLOATS: usize = 3;
-/// Top k, seed, whether positions advance.
+/// Settings of a row that are integers: top k, seed (two), whether positions advance.
 pub(crate) const INTS: usize = 4;
 /// The largest vocabulary.
 const MOST: usize = 1 << 20;
 
-/// How a row's token is drawn; the restrictions apply in the order of the fields, each to what the
-/// ones before left.
+/// How a row's token is drawn. The restrictions apply in the order of the fields, each to the
+/// tokens that the earlier ones left.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DrawSettings {
-    /// Divides the logits; 0 takes the likeliest token (the lowest id of equals).
+    /// Divisor of the logits. 0 takes the likeliest token, the lowest id among equals.
     pub temperature: f32,
-    /// Only the `k` likeliest tokens, the lower ids among equals.
+    /// Keep only the `k` likeliest tokens, the lower ids among equals.
     pub top_k: Option<usize>,
-    /// Only the likeliest tokens that together reach this share.
+    /// Keep only the likeliest tokens that together reach this share of the probability.
     pub top_p: Option<f32>,
-    /// Only tokens of at least this fraction of the likeliest one's probability.
+    /// Keep only tokens with at least this fraction of the likeliest token's probability.
     pub min_p: Option<f32>,
-    /// The row's own random numbers: its `n`-th draw depends on nothing else.
+    /// The seed of the row's random numbers: its `n`-th draw depends on nothing else.
     pub seed: u64,
 }
 
@@ -59,13 +60,13 @@ impl DrawSettings {
     }
 }
 
-/// A batch of sequences in generation, on the device: settings, and what every draw changes, in
-/// place.
+/// The state of a batch of sequences on the device: settings, and the numbers that every draw
+/// changes in place.
 #[derive(Debug)]
 pub struct DrawState {
-    /// `[B * 3]`
+    /// Float settings, `[B * 3]`.
     floats: Tensor<1>,
-    /// `[B * 4]`
+    /// Integer settings, `[B * 4]`.
     ints: Tensor<1, Int>,
     /// Draws so far, `[B]`.
     draws: Tensor<1, Int>,
@@ -74,7 +75,7 @@ pub struct DrawState {
     rows: Vec<DrawSettings>,
 }
 
-/// Which restrictions any row has: what the kernel leaves out otherwise.
+/// Which restrictions at least one row has. The kernel leaves out the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct DrawConfig {
     pub(crate) draws: bool,
@@ -83,11 +84,11 @@ pub(crate) struct DrawConfig {
 }
 
 impl DrawState {
-    /// Sequences whose next draw is their first; `positions` are those of the tokens to be drawn.
+    /// Sequences before their first draw. `positions` are the positions of the tokens to be drawn.
     ///
     /// # Errors
-    /// [`KernelError`] for other numbers of positions than rows, for none, and for settings outside
-    /// their ranges.
+    /// [`KernelError`] where the numbers of positions and rows differ, for no rows, and for
+    /// settings outside their ranges.
     pub fn new(
         rows: &[DrawSettings],
         positions: &[usize],
@@ -104,7 +105,7 @@ impl DrawState {
         }
         rows.iter().try_for_each(DrawSettings::check)?;
         let floats = rows.iter().flat_map(|row| {
-            // Even the smallest share needs a token.
+            // Even the smallest share keeps a token.
             let top_p = row.top_p.unwrap_or(1.0).max(f32::MIN_POSITIVE);
             [row.temperature, top_p, row.min_p.unwrap_or(0.0)]
         });
@@ -113,7 +114,7 @@ impl DrawState {
             let top_k = row.top_k.map_or(i32::MAX, |k| k.min(i32::MAX as usize) as i32);
             [top_k, row.seed as i32, (row.seed >> 32) as i32, 1]
         });
-        // A draw moves positions on.
+        // The first draw moves positions on by one.
         let before = positions.iter().map(|&position| position as i32 - 1);
         Ok(Self {
             floats: Tensor::from_data(floats.as_slice(), (device, DType::F32)),
@@ -130,15 +131,15 @@ impl DrawState {
         &self.tokens
     }
 
-    /// Their positions, `[B]`, 32-bit: moved on in place by every draw.
+    /// The positions of the last drawn tokens, `[B]`, 32-bit: moved on in place by every draw.
     pub fn positions(&self) -> &Tensor<1, Int> {
         &self.positions
     }
 
-    /// Ends a sequence: it stays at `position`, and what is drawn for it means nothing.
+    /// Ends a sequence: it stays at `position`, and later draws for it are meaningless.
     ///
     /// # Errors
-    /// [`KernelError::Unsupported`] for rows that are not there.
+    /// [`KernelError::Unsupported`] for a row that does not exist.
     pub fn end(&mut self, row: usize, position: usize) -> Result<(), KernelError> {
         if row >= self.rows.len() {
             return Err(KernelError::Unsupported {
@@ -168,11 +169,11 @@ fn upload(values: Vec<i32>, device: &Device) -> Tensor<1, Int> {
     Tensor::from_data(values.as_slice(), (device, DType::I32))
 }
 
-/// Draws a token for every row of `logits` and moves `state` on, in place: `-1` (and a state that
-/// holds token 0) for rows with NaN or infinite logits.
+/// Draws a token for every row of `logits`, and moves `state` on in place. A row with NaN or
+/// infinite logits gets `-1`, and the state holds token 0 for it.
 ///
-/// Softmax subtracts the maximum; weights and their sums are f32. The same state draws the same
-/// tokens on every device, but where a random number falls within rounding of a border.
+/// The softmax subtracts the maximum; weights and their sums are f32. Equal states draw equal
+/// tokens on every device, unless a random number lies within rounding of a border between tokens.
 ///
 /// # Shapes
 /// `logits` `[B, V]`, f32, `V` up to 1,048,576; returns `[B]`, 32-bit.

@@ -1,4 +1,4 @@
-//! Drawing tokens in plain loops.
+//! `draw` in plain loops: the CPU path, and the oracle of the kernel's tests.
 
 use std::cmp::Ordering;
 
@@ -10,7 +10,7 @@ pub(crate) struct Settings {
     pub(crate) temperature: f32,
     pub(crate) top_p: f32,
     pub(crate) min_p: f32,
-    /// At least 1; the vocabulary's size, or more, for all.
+    /// At least 1; the vocabulary's size or more keeps all tokens.
     pub(crate) top_k: usize,
     pub(crate) seed: [u32; 2],
 }
@@ -30,7 +30,7 @@ pub(crate) fn sample(logits: &[f32], settings: &Settings, draw: u32) -> Option<u
         if logits[id] < max { ((logits[id] - max) / settings.temperature).exp() } else { 1.0 }
     };
     let mut ids: Vec<usize> = (0..logits.len()).collect();
-    // Likelier tokens first, the lower id among equals.
+    // An order with likelier tokens first, and the lower id among equals.
     let likelier = |a: &usize, b: &usize| {
         let order = logits[*b].partial_cmp(&logits[*a]).unwrap_or(Ordering::Equal);
         order.then(a.cmp(b))
@@ -42,8 +42,8 @@ pub(crate) fn sample(logits: &[f32], settings: &Settings, draw: u32) -> Option<u
     }
     if settings.top_p < 1.0 {
         let total = ids.iter().map(|&id| weight(id)).sum::<f32>();
-        // All tokens below this together have less than 1 - p, so none of them is needed, and the
-        // sort need not see them.
+        // All tokens with less weight than this have less than 1 - p together. None of them is
+        // needed, so they are left out of the sort.
         let negligible = total * (1.0 - settings.top_p) / ids.len() as f32;
         ids.retain(|&id| weight(id) >= negligible);
         ids.sort_unstable_by(likelier);
@@ -61,6 +61,6 @@ pub(crate) fn sample(logits: &[f32], settings: &Settings, draw: u32) -> Option<u
         left -= weight(id);
         left < 0.0
     });
-    // Rounding may leave a rest behind the last token, which then is the one.
+    // Rounding may leave a rest after the last kept token, which is then the drawn one.
     Some(hit.map_or_else(|| ids.last().copied().unwrap_or(best), |hit| ids[hit]))
 }

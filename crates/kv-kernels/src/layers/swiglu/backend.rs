@@ -1,4 +1,4 @@
-//! What `swiglu` asks of a backend.
+//! The backend trait of `swiglu`, and its implementations for CubeCL devices and the CPU.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
@@ -7,7 +7,7 @@ use burn_cubecl::CubeBackend;
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait SwigluOps: Backend {
-    /// `silu` of the left half of `[N, 2 I]` times the right one.
+    /// `silu` of the left half of `[N, 2 I]` times the right half.
     fn swiglu(x: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
@@ -20,7 +20,7 @@ impl SwigluOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The op on the CPU, by its reference.
+    //! The implementation for the CPU, which runs the reference.
 
     use burn::backend::Flex;
     use burn_flex::FlexTensor;

@@ -1,4 +1,4 @@
-//! The CubeCL kernel: one unit a vector of the result.
+//! The kernel of `swiglu`, with one unit for each vector of the result.
 
 use cubecl::prelude::*;
 
@@ -10,7 +10,7 @@ pub(crate) fn gated<N: Size>(gate: Vector<f32, N>, up: Vector<f32, N>) -> Vector
 }
 
 /// # Shapes
-/// In vectors: `x` `[N, 2 columns]`, `y` `[N, columns]`.
+/// `x` `[N, 2 columns]` and `y` `[N, columns]`, in vectors.
 #[cube(launch_unchecked)]
 pub(crate) fn swiglu_kernel<E: Float, N: Size>(
     x: &[Vector<E, N>],

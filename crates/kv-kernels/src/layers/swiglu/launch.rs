@@ -1,4 +1,4 @@
-//! The launch on CubeCL devices.
+//! Launches `swiglu` on CubeCL devices.
 
 use burn::backend::{Shape, TensorMetadata};
 use burn_cubecl::kernel::into_contiguous;
@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 use super::kernel::swiglu_kernel;
 use crate::backend::client::{elem_type, empty_like, vector_lanes};
 
-/// Gated rows.
+/// Returns the gated rows.
 pub(super) fn run(x: CubeTensor) -> CubeTensor {
     let x = into_contiguous(x);
     let [rows, width] = x.shape().dims();

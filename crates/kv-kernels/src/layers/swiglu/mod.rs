@@ -1,4 +1,4 @@
-//! The gate of a Llama's MLP.
+//! SwiGLU, the gate of a Llama MLP: `silu(gate) * up`.
 
 mod backend;
 #[cfg(feature = "gpu")]
@@ -14,7 +14,7 @@ use crate::KernelError;
 use crate::backend::check::Check;
 use backend::SwigluOps;
 
-/// `silu(gate) * up`, in f32, of gates and ups side by side.
+/// `silu(gate) * up`, in f32, where each row has its gates and then its ups.
 ///
 /// # Shapes
 /// `x` `[N, 2 I]`, gates first; returns `[N, I]`.

@@ -1,11 +1,11 @@
-//! The gate in plain loops.
+//! `swiglu` in plain loops: the CPU path, and the oracle of the kernel's tests.
 
 /// `silu(gate) * up`.
 pub(crate) fn gated(gate: f32, up: f32) -> f32 {
     gate / (1.0 + (-gate).exp()) * up
 }
 
-/// `[N, 2 I]` to `[N, I]`.
+/// Gates rows: `[N, 2 I]` to `[N, I]`.
 pub(crate) fn swiglu(x: &[f32], width: usize) -> Vec<f32> {
     let rows = x.chunks_exact(2 * width);
     rows.flat_map(|row| {

@@ -1,4 +1,4 @@
-//! The slot of a range whose key is most like the victim's.
+//! Finds the slot of a range whose key has the highest cosine with the victim's key.
 
 use cubecl::prelude::*;
 
@@ -6,13 +6,13 @@ use super::blueprint::Blueprint;
 use crate::components::argmin::block_argmin;
 use crate::components::sentinels::{NO_INDEX, NO_MINIMUM};
 
-/// The round that begins the search.
+/// The last round of a range, with which the search begins.
 #[cube]
 pub(super) fn last_round(length: usize, #[comptime] blueprint: Blueprint) -> usize {
     (length - 1) / comptime!(blueprint.units / blueprint.team * blueprint.ahead)
 }
 
-/// The keys that a team compares in a round, on their way: a unit has its own columns of each.
+/// Reads the keys that a team compares in a round. A unit gets its own columns of each key.
 #[cube]
 pub(super) fn keys_of_round<F: Float, N: Size>(
     keys: &[Vector<F, N>],
@@ -40,9 +40,9 @@ pub(super) fn keys_of_round<F: Float, N: Size>(
     held
 }
 
-/// The negated cosine of the key that is most like `q`, of which a unit has its team's columns, and
-/// its place in the range; [`NO_INDEX`] where there is but the victim. `k` has those of the
-/// [`last_round`].
+/// Returns the negated cosine of the key that is most like `q`, and the key's place in the range;
+/// [`NO_INDEX`] where the range has only the victim. A unit has its columns of `q`. `k` holds the
+/// keys of the [`last_round`].
 #[cube]
 pub(super) fn most_alike<F: Float, N: Size>(
     keys: &[Vector<F, N>],
@@ -68,8 +68,8 @@ pub(super) fn most_alike<F: Float, N: Size>(
     let scale = select(square > f32::new(f32::MIN_POSITIVE), square.inverse_sqrt(), 0.0f32);
 
     let search = Search { scale, length, victim: victim - start };
-    // The least of negated cosines. Rounds descend, since what attention has read last may still be
-    // in a cache.
+    // The least negated cosine. Rounds descend, since the keys that attention has read last may
+    // still be in a cache.
     let mut best = f32::new(NO_MINIMUM);
     let mut best_slot = i32::new(NO_INDEX as i64);
     let mut round = last_round(length, blueprint);
@@ -88,18 +88,18 @@ pub(super) fn most_alike<F: Float, N: Size>(
     block_argmin(least, slot_in_head, blueprint.planes)
 }
 
-/// What keys are compared with.
+/// The victim, with which keys are compared.
 #[derive(CubeType, Clone, Copy)]
 struct Search {
-    /// One over the length of the victim's key, 0 for a key of zeros.
+    /// One over the norm of the victim's key; 0 for a key of zeros.
     scale: f32,
     /// Slots of the range.
     length: usize,
-    /// The victim's place in it.
+    /// The victim's place in the range.
     victim: usize,
 }
 
-/// The better of the best so far and a round's.
+/// Compares a round's keys; returns the best so far.
 #[cube]
 fn compare<F: Float, N: Size>(
     k: &Array<Vector<F, N>>,
@@ -143,9 +143,9 @@ fn compare<F: Float, N: Size>(
         let a = comptime!(left - 1 - i);
         let slot_in_head = (round * ahead + first + a) * teams + team;
         let cosine = dots[a] * search.scale * squares[a].inverse_sqrt();
-        // Keys of zeros are like nothing.
+        // A key of zeros has cosine 0 with every key.
         let distance = select(squares[a] > f32::new(f32::MIN_POSITIVE), -cosine, 0.0f32);
-        // Places descend, so `<=` takes the first among equals.
+        // Places descend, so `<=` keeps the lowest of equal places.
         let better =
             slot_in_head < search.length && slot_in_head != search.victim && distance <= least;
         least = select(better, distance, least);
@@ -154,9 +154,9 @@ fn compare<F: Float, N: Size>(
     (least, least_slot)
 }
 
-/// Sums over a team's units, of which each then has but some, from the returned one on, in its
-/// first elements: what a unit hands on in a step, it has no more, so that there is half as much
-/// left to add.
+/// Sums over a team's units, and leaves each unit some of the sums, in its first elements: those
+/// from the returned index on. In each step a unit hands half of its sums to another unit, so that
+/// half as many are left to add.
 #[cube]
 fn shared_out(
     dots: &mut Array<f32>,

@@ -3,7 +3,7 @@
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
 
-/// What [`crate::MergingSlots`] has, written in place.
+/// The tensors of [`crate::MergingSlots`], written in place.
 #[derive(ExtensionType)]
 pub(crate) struct MergingPools<B: Backend> {
     /// `[S, D]`
@@ -17,14 +17,14 @@ pub(crate) struct MergingPools<B: Backend> {
     pub(crate) votes_high: FloatTensor<B>,
 }
 
-/// What a step merges of each range, and its queries and logits; what is not used is any tensor.
+/// The victims of a step, and its queries and logits. A tensor that is not used may be any tensor.
 #[derive(ExtensionType)]
 pub(crate) struct StepMerges<B: Backend> {
-    /// `[B, Hkv]`, as the others but for the last two.
+    /// `[B, Hkv]`; all tensors but the last two have this shape.
     pub(crate) offsets: IntTensor<B>,
     pub(crate) lengths: IntTensor<B>,
     pub(crate) victims: IntTensor<B>,
-    /// Not 0 where the victim goes.
+    /// Not 0 where the victim is merged.
     pub(crate) goes: IntTensor<B>,
     /// `[B, Hq, D]`
     pub(crate) queries: FloatTensor<B>,

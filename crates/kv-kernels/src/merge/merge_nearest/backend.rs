@@ -1,4 +1,4 @@
-//! What `merge_nearest` asks of a backend.
+//! The backend trait of `merge_nearest`, and its implementations for CubeCL devices and the CPU.
 
 use burn::backend::{Backend, backend_extension};
 #[cfg(feature = "gpu")]
@@ -9,8 +9,8 @@ use super::args::{MergingPools, StepMerges};
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait MergeNearestOps: Backend {
-    /// Merges one victim of every range into its most similar slot, in place, behind averages of
-    /// logits where there are any.
+    /// Merges one victim of every range into its most similar slot, in place. Where there are
+    /// logits, averages take them in first.
     fn merge_nearest(
         #[extension_type] pools: MergingPools<Self>,
         #[extension_type] merges: StepMerges<Self>,
@@ -31,7 +31,7 @@ impl MergeNearestOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The op on the CPU, by its reference.
+    //! The implementation for the CPU, which runs the reference.
 
     use burn::backend::{Flex, TensorData};
     use burn_flex::FlexTensor;

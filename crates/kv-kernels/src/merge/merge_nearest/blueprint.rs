@@ -1,8 +1,8 @@
-//! What fixes the code of the kernel.
+//! The comptime configuration of the kernel of `merge_nearest`.
 
 use crate::merge::merge_slots::KeyRule;
 
-/// What fixes the generated code.
+/// Comptime configuration of the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Blueprint {
     /// Vectors of a row.
@@ -11,22 +11,22 @@ pub(crate) struct Blueprint {
     pub(crate) team: usize,
     /// Units of a cube, a multiple of `team`.
     pub(crate) units: usize,
-    /// Slots of which a team has the keys on their way.
+    /// Slots whose keys a team reads ahead.
     pub(crate) ahead: usize,
-    /// Planes of a cube, at most.
+    /// The most planes of a cube.
     pub(crate) planes: usize,
     pub(crate) rule: KeyRule,
     pub(crate) literal: bool,
-    /// Query heads of a range, whose queries are given; 0 where there are none.
+    /// Query heads of a key-value head, whose queries are given; 0 without queries.
     pub(crate) group: usize,
-    /// Logits of a slot that go into its average; 0 where there are none.
+    /// Logits of a slot that are added to its average; 0 without logits.
     pub(crate) averaged: usize,
-    /// Slots that a unit takes into averages at a time.
+    /// Slots whose averages a unit computes at a time.
     pub(crate) averages: usize,
 }
 
 impl Blueprint {
-    /// Columns of a row that a unit of a team has, of which the last may lie behind the row.
+    /// Vectors of a row that a unit of a team holds. The last vectors may lie outside the row.
     pub(crate) fn own(self) -> usize {
         self.columns.div_ceil(self.team)
     }

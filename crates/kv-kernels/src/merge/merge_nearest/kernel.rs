@@ -1,5 +1,5 @@
-//! The CubeCL kernel: a cube a range, whose teams compare keys, whose first plane merges, and whose
-//! others take scores into averages meanwhile.
+//! The kernel of `merge_nearest`, with one cube a range. All its teams compare keys with the
+//! victim's key. Then the first plane merges, while the other planes add scores to averages.
 
 use cubecl::prelude::*;
 
@@ -11,22 +11,22 @@ use crate::merge::merge_slots::sums::{add, no_sums, outcome, settle};
 use crate::merge::merge_slots::{KeyRule, VOTES_RADIX};
 use crate::slots::average_scores::kernel::{Blueprint as Average, ScoreWeights, averaged, log_add};
 
-/// Numbers of a pool's slots.
+/// The numbers of a pool's slots besides keys and values.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct SlotNumbers {
     /// Logarithms of weights, `[S]`.
     log_weights: Box<[f32]>,
     /// Logarithms of sums of scores, `[S]`.
     log_scores: Box<[f32]>,
-    /// Logarithms of the weights of these sums, `[S]`.
+    /// Logarithms of the sums of these scores' factors, `[S]`.
     log_samples: Box<[f32]>,
-    /// Votes below [`VOTES_RADIX`], `[S]`.
+    /// Votes modulo [`VOTES_RADIX`], `[S]`.
     votes: Box<[f32]>,
-    /// Multiples of it, `[S]`.
+    /// Votes in multiples of [`VOTES_RADIX`], `[S]`.
     votes_high: Box<[f32]>,
 }
 
-/// The head ranges of a call, and what is merged of each.
+/// The head ranges of a call, and their victims.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct MergingRanges {
     /// First slots, `[B, Hkv]`.
@@ -35,13 +35,13 @@ pub(crate) struct MergingRanges {
     lengths: Box<[i32]>,
     /// The slots that are merged into others, `[B, Hkv]`, negative for none.
     victims: Box<[i32]>,
-    /// 0 where the victim stays, `[B, Hkv]`.
+    /// 0 where the victim is not merged, `[B, Hkv]`.
     goes: Box<[i32]>,
     /// `B * Hkv`
     total_kv_heads: usize,
 }
 
-/// What a step's attention has left.
+/// A step's queries and logits.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct MergingStep<F: Float, N: Size> {
     /// `[B * Hkv, group, columns]`, in vectors of `N`.
@@ -50,22 +50,22 @@ pub(crate) struct MergingStep<F: Float, N: Size> {
     logits: Box<[f32]>,
 }
 
-/// When slots are merged, and what comes of them.
+/// When slots are merged, and how.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct MergeRules {
-    /// How a step's scores enter the averages.
+    /// The factors with which a step's scores enter the averages.
     weights: ScoreWeights,
     /// The cosine above which a victim is merged.
     threshold: f32,
-    /// Logarithm of what is added to averages.
+    /// The logarithm of the number that is added to averages.
     log_epsilon: f32,
-    /// The largest factor of a key, and its inverse the smallest.
+    /// The largest factor of a key. The smallest factor is its inverse.
     guard: f32,
-    /// What products of queries and keys are multiplied by.
+    /// The factor of `q · k`.
     scale: f32,
 }
 
-/// A cube a range. Rows are in vectors of `N`.
+/// Merges by one cube a range. Rows are read in vectors of `N`.
 #[cube(launch_unchecked)]
 pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
     pool: &mut Pool<Vector<F, N>, Vector<F, N>>,
@@ -112,8 +112,8 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
             target = start + slot_in_head as usize;
         }
     }
-    // All know the target: the first plane merges, while the others take averages of all but what
-    // it merges. A cube of one plane does both, one after the other.
+    // All units know the target. The first plane merges, and the other planes average all slots
+    // except the merged ones. A cube of one plane does both, one after the other.
     let merges = target != victim;
     let alone = CUBE_DIM <= PLANE_DIM;
     let merging = select(merges && !alone, PLANE_DIM, 0u32);
@@ -122,7 +122,7 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
         let each = blueprint.averages.comptime();
         let mut first = unit;
         while first < length {
-            // All are read before any is written, so that none waits for another.
+            // All numbers are read before any is written, so that no read waits for another.
             let mut sums = Array::<f32>::new(each);
             let mut samples = Array::<f32>::new(each);
             #[unroll]
@@ -149,7 +149,7 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
         terminate!();
     }
 
-    // All that is changed is on its way before any of it is waited for.
+    // All reads of the two slots are issued before any is waited for.
     let key = wide::<F, N>(&own_columns(&pool.keys, target, blueprint), blueprint);
     let value = wide::<F, N>(&own_columns(&pool.values, target, blueprint), blueprint);
     let victim_value = wide::<F, N>(&own_columns(&pool.values, victim, blueprint), blueprint);
@@ -212,13 +212,13 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
         share = plane_max(share);
         victim_share = plane_max(victim_share);
     }
-    // What the plane's units have read of this has met in the sums, or the shares, above.
+    // All reads of the plane's units have ended: their numbers are in the sums or shares above.
     #[unroll]
     for c in 0..own {
         let column = member + c * team_size;
         if unit < team_size && column < columns {
             let to = target * columns + column;
-            // Keys that are the same stay, free of rounding, however often.
+            // Equal keys stay unchanged, so that repeated merges add no rounding.
             if !alike {
                 let mean = key[c] * Vector::new(share * result.factor)
                     + victim_key[c] * Vector::new(victim_share * result.factor);
@@ -240,7 +240,7 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
     }
 }
 
-/// A slot's sum and samples, with the step's scores in them where there are any.
+/// A slot's sum of scores and sum of factors. The step's scores are added where there are any.
 #[cube]
 fn average_of(
     slots: &SlotNumbers,
@@ -265,7 +265,7 @@ fn average_of(
     }
 }
 
-/// A unit's columns of a row.
+/// The vectors of a row that a unit holds.
 #[cube]
 fn own_columns<F: Float, N: Size>(
     rows: &[Vector<F, N>],
@@ -283,7 +283,7 @@ fn own_columns<F: Float, N: Size>(
     held
 }
 
-/// The same as f32, and zeros behind the row.
+/// A unit's vectors of a row as f32, with zeros after the row's end.
 #[cube]
 fn wide<F: Float, N: Size>(
     held: &Array<Vector<F, N>>,

@@ -1,4 +1,4 @@
-//! The launch on CubeCL devices.
+//! Launches `merge_nearest` on CubeCL devices.
 
 use burn::backend::TensorMetadata;
 use burn_cubecl::CubeBackend;
@@ -32,11 +32,11 @@ pub(super) fn run(
     let plane = (hardware.plane_size_min as usize).max(1);
     let lanes = vector_lanes(&keys, head_dim, head_dim);
     let columns = head_dim / lanes;
-    // One wide cube a processor, and narrower ones where processors have several.
+    // One wide cube a processor; narrower cubes where processors have several.
     let (most, ahead) = if total_kv_heads <= processors(&client) { (512, 2) } else { (256, 4) };
     let units = widest_cube(&client).0.min(most);
     let planes = planes_of(&client, units);
-    // Two vectors of a row a unit take fewer sums over units than one.
+    // With two vectors of a row, a unit needs fewer sums over units than with one.
     let team = columns.div_ceil(2).next_power_of_two().min(1 << plane.ilog2());
     // SAFETY: shapes were checked; the kernel stays within the ranges.
     unsafe {

@@ -1,6 +1,7 @@
-//! One slot of every (sequence, key-value head) merged into the one whose key is most alike, with
-//! all that both carry: what a decode step's eviction does in place of dropping. The step's scores
-//! may go into the slots' averages before, in the same launch.
+//! Merges one slot of every (sequence, key-value head) into the slot whose key is most alike, with
+//! the weights, scores and votes of both. A decode step's eviction merges so, where it would
+//! otherwise drop the slot. In the same launch, the step's scores can be added to the slots'
+//! averages first.
 
 #[cfg(feature = "gpu")]
 mod alike;
@@ -27,60 +28,61 @@ use backend::MergeNearestOps;
 
 const OP: &str = "merge_nearest";
 
-/// A cache's slots and what merges need of each, `[S]`, f32 but for keys and values `[S, D]`; all
-/// is written in place.
+/// A cache's slots, and the numbers of each slot that merges need: `[S]`, f32, and keys and values
+/// `[S, D]`. All are written in place.
 #[derive(Debug)]
 pub struct MergingSlots<'a> {
     /// Keys.
     pub keys: &'a mut Tensor<2>,
     /// Values.
     pub values: &'a mut Tensor<2>,
-    /// `ln p`
+    /// `ln p`, the logarithm of each slot's weight.
     pub log_weights: &'a mut Tensor<1>,
-    /// `ln S`, the logarithm of a sum of scores, which `samples` make a mean.
+    /// `ln S`, the logarithm of each slot's sum of scores. Its mean is `S` divided by the number in
+    /// `samples`.
     pub log_scores: &'a mut Tensor<1>,
-    /// The logarithm of what the sum is divided by.
+    /// The logarithm of the divisor of `S`.
     pub log_samples: &'a mut Tensor<1>,
-    /// Tokens that the slot stands for, modulo 4,096.
+    /// Tokens that each slot stands for, modulo 4,096.
     pub votes: &'a mut Tensor<1>,
-    /// 4,096s of these tokens.
+    /// Tokens that each slot stands for, in multiples of 4,096.
     pub votes_high: &'a mut Tensor<1>,
 }
 
 /// How [`merge_nearest`] merges.
 #[derive(Debug, Clone, Default)]
 pub struct NearestOptions {
-    /// What a cosine must exceed.
+    /// The cosine that a merge must exceed.
     pub threshold: f32,
-    /// Added to scores.
+    /// The number that is added to scores.
     pub epsilon: f64,
-    /// The step's queries, `[B, Hq, D]`, of the keys' dtype: their mean over each group is that of
-    /// [`MergeOptions::queries`].
+    /// The step's queries, `[B, Hq, D]`, of the keys' dtype. Their mean over each group is the
+    /// query of [`MergeOptions::queries`].
     pub queries: Option<Tensor<3>>,
-    /// A step's scores, which all live slots take into their averages first.
+    /// A step's scores, which are added to the averages of all live slots first.
     pub average: Option<StepScores>,
-    /// The rest; its own `queries` are not looked at.
+    /// The other options of a merge; its own `queries` are ignored.
     pub merge: MergeOptions,
 }
 
-/// What [`crate::average_scores`] takes, beside the slots.
+/// The arguments of [`crate::average_scores`] besides the slots.
 #[derive(Debug, Clone)]
 pub struct StepScores {
-    /// `[S, G]`, f32, with the slots' log-weights in them.
+    /// Logits, `[S, G]`, f32, which include the slots' log-weights.
     pub logits: Tensor<2>,
-    /// What the new scores and the averages so far count.
+    /// The factors of the new scores and of the averages so far.
     pub weights: AverageWeights,
 }
 
-/// Merges one victim of every range into the slot of the highest cosine, if that exceeds the
-/// threshold (the first among equals): key and value as [`crate::merge_slots`] has them, votes and
-/// weights add up. Victims stay where they are, to be dropped. Where the options have a step's
-/// scores, all live slots take them into their averages before, those of heads of which nothing
-/// goes, too.
+/// Merges one victim of every range into the slot with the highest cosine (the first among equals),
+/// if that exceeds the threshold. Key and value are merged as in [`crate::merge_slots`]; votes and
+/// weights are added up. The victim's slot stays in place, for the caller to drop. Where the
+/// options have a step's scores, the averages of all live slots take them in first, even in ranges
+/// without a merge.
 ///
 /// # Shapes
-/// `victims` `[B, Hkv]`, slots of their ranges, 32-bit; `goes` `[B, Hkv]`, 32-bit: 0 for heads of
-/// which nothing goes. Contents are on the device and are not checked.
+/// `victims` `[B, Hkv]`, slots counted in the pool, 32-bit; `goes` `[B, Hkv]`, 32-bit, 0 for ranges
+/// without a merge. Their contents are on the device and are not checked.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit; nothing is changed.
@@ -130,7 +132,7 @@ pub fn merge_nearest(
             config.queried = true;
             queries.clone()
         }
-        // An extension takes no optional tensors.
+        // A backend extension takes no optional tensors.
         None => Tensor::empty([1, 1, head_dim], (&check.device(), keys.dtype())),
     };
     let logits = match &options.average {
@@ -165,7 +167,7 @@ pub fn merge_nearest(
             merge: config,
             average: options.average.as_ref().map(|scores| scores.weights),
             threshold: options.threshold,
-            // As good as the logarithm of 0.
+            // A finite stand-in for the logarithm of 0.
             log_epsilon: (options.epsilon.ln() as f32).max(LOG_OF_ZERO),
         },
     );
@@ -179,12 +181,12 @@ pub fn merge_nearest(
     Ok(())
 }
 
-/// Scalars and comptime configuration, as the backends receive them.
+/// Scalars and comptime configuration of a call, as backends receive them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct NearestConfig {
     pub(crate) merge: MergeConfig,
     pub(crate) threshold: f32,
     pub(crate) log_epsilon: f32,
-    /// Of averages that a step's scores go into first.
+    /// The factors of averages, where a step's scores are added first.
     pub(crate) average: Option<AverageWeights>,
 }

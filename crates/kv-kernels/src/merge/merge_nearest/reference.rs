@@ -1,4 +1,4 @@
-//! The op in plain loops.
+//! `merge_nearest` in plain loops: the CPU path, and the oracle of the kernel's tests.
 
 use super::NearestConfig;
 use crate::merge::merge_slots::VOTES_RADIX;
@@ -6,7 +6,7 @@ use crate::merge::merge_slots::reference::{Member, merge_group};
 use crate::merge::nearest_slots::reference::Pairing;
 use crate::slots::average_scores::reference::{average, log_add};
 
-/// One call's data; pools are written.
+/// The arguments of a call; pools are written.
 pub(crate) struct Slots<'a> {
     /// `[S, D]`
     pub(crate) keys: &'a mut [f32],
@@ -21,7 +21,7 @@ pub(crate) struct Slots<'a> {
 }
 
 impl Slots<'_> {
-    /// Merges `victims` of all ranges, `[B * Hkv]`; returns the slots that changed.
+    /// Merges the `victims` of all ranges, `[B * Hkv]`. Returns the slots that changed.
     pub(crate) fn merge(
         &mut self,
         [offsets, lengths, victims, goes]: [&[i32]; 4],

@@ -5,14 +5,14 @@ use burn::backend::{Backend, ExtensionType};
 
 use super::MergeConfig;
 
-/// What is merged into what, as [`crate::MergeLists`] has it.
+/// The lists of [`crate::MergeLists`], and the pools.
 #[derive(ExtensionType)]
 pub(crate) struct MergeSlotsArgs<B: Backend> {
     /// `[S, D]`, written in place.
     pub(crate) keys: FloatTensor<B>,
     /// `[S, D]`, written in place.
     pub(crate) values: FloatTensor<B>,
-    /// `[Sv, D]`, like the values, where victims are in a pool of their own.
+    /// `[Sv, D]`, where victims are in a pool of their own.
     pub(crate) from_keys: FloatTensor<B>,
     pub(crate) from_values: FloatTensor<B>,
     pub(crate) victims: IntTensor<B>,
@@ -27,7 +27,7 @@ pub(crate) struct MergeSlotsArgs<B: Backend> {
     pub(crate) config: MergeConfig,
 }
 
-/// Merged pools, and what the kept slots weigh.
+/// The merged pools, and the new weights of the kept slots.
 #[derive(ExtensionType)]
 pub(crate) struct MergedPools<B: Backend> {
     /// `[S, D]`

@@ -1,4 +1,4 @@
-//! What `merge_slots` asks of a backend.
+//! The backend trait of `merge_slots`, and its implementations for CubeCL devices and the CPU.
 
 use burn::backend::{Backend, backend_extension};
 #[cfg(feature = "gpu")]
@@ -21,7 +21,7 @@ impl MergeSlotsOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The op on the CPU, by its reference.
+    //! The implementation for the CPU, which runs the reference.
 
     use burn::backend::{Flex, TensorData};
     use burn_flex::FlexTensor;

@@ -1,5 +1,6 @@
-//! The CubeCL kernel: a team of units a kept slot, which sums its victims online, as attention
-//! does. A cube looks for its slots' victims together.
+//! The kernel of `merge_slots`, with one team of units for each kept slot. The team sums the slot's
+//! victims online, as attention sums values. A cube searches the list for the victims of all its
+//! slots together.
 
 use cubecl::prelude::*;
 
@@ -11,23 +12,23 @@ use crate::components::sentinels::{LOG_OF_ZERO, NO_SLOT};
 
 /// Units of a cube.
 pub(crate) const UNITS: usize = 256;
-/// Numbers of a weight with votes.
+/// Numbers of a slot's weight where votes are counted.
 const COUNTED: usize = 4;
 
-/// What fixes the generated code.
+/// Comptime configuration of the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Blueprint {
     /// Vectors of a row.
     pub(crate) columns: usize,
-    /// Units that share a kept slot, a power of two from `columns` on, up to `UNITS`.
+    /// Units that share a kept slot: a power of two, at least `columns` and at most `UNITS`.
     pub(crate) team: usize,
     pub(crate) rule: KeyRule,
-    /// Whether the paper's factor is not to be guarded.
+    /// Whether the paper's factor is used without a guard.
     pub(crate) literal: bool,
     pub(crate) queried: bool,
-    /// Whether victims are slots of the pool that is written to.
+    /// Whether victims are slots of the target pool.
     pub(crate) within: bool,
-    /// Numbers of a weight: with votes, or without.
+    /// Numbers of a slot's weight, with or without votes.
     pub(crate) numbers: usize,
 }
 
@@ -36,46 +37,46 @@ pub(crate) struct Blueprint {
 pub(crate) struct Victims {
     /// `[R, width]`
     slots: Box<[i32]>,
-    /// How many of them count, `[R]`.
+    /// Victims of each row, `[R]`.
     counts: Box<[i32]>,
     /// Places in the list of kept slots, `[R, width]`, [`NO_SLOT`] for none.
     targets: Box<[i32]>,
-    /// Logarithms of weight and score, and votes where they are counted, `[R, width, numbers]`.
+    /// Logarithms of weight and score, then votes where they are counted, `[R, width, numbers]`.
     weights: Box<[f32]>,
     width: usize,
 }
 
-/// The slots that others are merged into.
+/// The slots that victims are merged into.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct KeptSlots {
     /// `[R, n_kept]`
     slots: Box<[i32]>,
-    /// How many of them count, `[R]`.
+    /// Kept slots of each row, `[R]`.
     counts: Box<[i32]>,
-    /// As [`Victims::weights`], `[R, n_kept, numbers]`.
+    /// The numbers of [`Victims::weights`] for kept slots, `[R, n_kept, numbers]`.
     weights: Box<[f32]>,
-    /// The same after the merges, `[R, n_kept, numbers]`.
+    /// The weights after the merges, `[R, n_kept, numbers]`.
     merged_weights: Box<[f32]>,
-    /// Whether a merge was guarded, `[R, n_kept]`.
+    /// Whether the guard tripped, `[R, n_kept]`.
     guarded: Box<[i32]>,
     /// `R`
     rows: usize,
     n_kept: usize,
 }
 
-/// What keys are moved towards, and how far.
+/// The queries towards which keys move, and the limits of the moves.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct KeyMoves<N: Size> {
     /// `[R, columns]`, in vectors of `N`, where [`Blueprint::queried`].
     queries: Box<[Vector<f32, N>]>,
-    /// The largest factor of a key, and its inverse the smallest.
+    /// The largest factor of a key. The smallest factor is its inverse.
     guard: f32,
-    /// What products of queries and keys are multiplied by.
+    /// The factor of `q · k`.
     scale: f32,
 }
 
-/// Merges slots of the pool `from`, or of the same, into kept slots of `pool`. Rows are in vectors
-/// of `N`.
+/// Merges slots of the pool `from`, or of `pool` itself, into kept slots of `pool`. Rows are read
+/// in vectors of `N`.
 #[cube(launch_unchecked)]
 pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
     from: &Pool<Vector<F, N>, Vector<F, N>>,
@@ -117,7 +118,7 @@ pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
         key = Vector::cast_from(pool.keys[slot * columns + column]);
         value = Vector::cast_from(pool.values[slot * columns + column]);
     }
-    // Sums by votes alone serve groups without mass.
+    // Averages by weight alone, for groups without mass.
     let own_key = key;
     let mut spread = 0.0f32;
     let mut plain_key = key;
@@ -130,7 +131,8 @@ pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
     key *= Vector::new(own);
     value *= Vector::new(own);
 
-    // Of victims in turn, those that go into any of the cube's slots, and where.
+    // Looks through the victims in turns for those that go into one of the cube's slots.
+    // `found_targets` says into which.
     let mut found = Shared::<[u32]>::new_slice(UNITS);
     let mut found_targets = Shared::<[i32]>::new_slice(UNITS);
     let mut parts = Shared::<[u32]>::new_slice(UNITS);
@@ -194,7 +196,7 @@ pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
         if comptime!(blueprint.queried) && reads {
             query = moves.queries[row * columns + column];
         }
-        // Squares of norms, from all units of the team.
+        // Squared norms, summed over the team's units.
         let mut sums = Shared::<[f32]>::new_slice(comptime!(3 * UNITS));
         sums[unit] = spread;
         sums[UNITS + unit] = key.dot(key);
@@ -217,7 +219,7 @@ pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
         let (guard, scale) = (moves.guard, moves.scale);
         settle(&mut result, sums[first], sums[UNITS + first], square, guard, scale);
         key *= Vector::new(result.factor);
-        // Free of rounding, however often.
+        // Equal keys stay unchanged, so that repeated merges add no rounding.
         if sums[first] == 0.0f32 {
             key = own_key;
         }

@@ -1,4 +1,4 @@
-//! The launch on CubeCL devices.
+//! Launches `merge_slots` on CubeCL devices.
 
 use burn::backend::{DType, Shape, TensorMetadata};
 use burn_cubecl::CubeBackend;

@@ -1,4 +1,4 @@
-//! ZIP merging: groups of slots become one slot each, of the same attention.
+//! ZIP merging (KeepKV): each group of slots becomes one slot that gets the group's attention.
 
 mod args;
 mod backend;
@@ -21,22 +21,22 @@ use backend::MergeSlotsOps;
 
 const OP: &str = "merge_slots";
 
-/// What becomes of a merged slot's key. Keys that are all the same stay as they are, and their
-/// weights add up, whatever their scores (lemma 6). Else, with `k̄` the group's mean key, weighted
-/// by `w = p ŝ`, `a = ln(Σ w / Σ p)` the logit that it should have and `b = Σ w ln ŝ / Σ w` the one
-/// of `k̄`:
+/// The key of a merged slot. Where all keys of a group are equal, the key stays and the weights add
+/// up, whatever the scores (lemma 6). Otherwise, let `k̄` be the group's mean key, weighted by `w =
+/// p ŝ`; `a = ln(Σ w / Σ p)` the logit that the merged slot should have; and `b = Σ w ln ŝ / Σ w`
+/// the logit of `k̄`:
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KeyRule {
-    /// `(a / b) k̄`, KeepKV's equation 25; where the guard trips, the additive rule.
+    /// `(a / b) k̄`, KeepKV's equation 25. Where the guard trips, [`Self::Additive`].
     Paper,
-    /// `k̄ + (a − b) √D q/‖q‖²` for the query `q` that the merge is made for: the paper's
-    /// constraint without its singularity, as `b = q·k̄/√D` where scores are that query's. Without
-    /// a query, or with one so short that the key would move by more than `guard ‖k̄‖` (heads of a
-    /// group that cancel), as [`Self::Votes`].
+    /// `k̄ + (a − b) √D q/‖q‖²` for the query `q` of the merge. This meets the paper's constraint
+    /// without its singularity, as `b = q·k̄/√D` where the scores are that query's. Without a
+    /// query, or with one so short that the key would move by more than `guard ‖k̄‖` (heads of a
+    /// group that cancel), [`Self::Votes`].
     Additive,
-    /// `k̄`, and a weight of `Σ p exp(a − b)` makes up for it.
+    /// `k̄`, with a slot weight of `Σ p exp(a − b)` that makes up for the logit.
     Votes,
-    /// `k̄`, and nothing makes up for it: what merges of other papers do.
+    /// `k̄`, and nothing makes up for the logit, as in other papers' merges.
     Mean,
 }
 
@@ -45,12 +45,12 @@ pub enum KeyRule {
 pub struct MergeOptions {
     /// The rule for keys.
     pub rule: KeyRule,
-    /// The paper's factor `a / b` is taken from `1 / guard` to `guard`; elsewhere it flips the key
-    /// or makes it all but vanish or explode. Infinity for the equation as it is.
+    /// The range of the paper's factor `a / b` is `1 / guard` to `guard`. Outside it, the factor
+    /// would flip the key, or make it vanish or explode. Infinity takes the equation as it is.
     pub guard: f32,
-    /// Factor of logits; `1/√D` by default.
+    /// Logit scale; `None` means `1 / sqrt(D)`.
     pub scale: Option<f32>,
-    /// The query that each row's merges are made for, `[P, D]`, f32.
+    /// The query of each row's merges, `[P, D]`, f32.
     pub queries: Option<Tensor<2>>,
 }
 
@@ -61,7 +61,7 @@ impl Default for MergeOptions {
 }
 
 impl MergeOptions {
-    /// Checks the head dim and the queries of `rows` rows, and returns what backends receive.
+    /// Checks the head dim and the queries of `rows` rows. Returns the configuration for backends.
     pub(crate) fn config(
         &self,
         op: &'static str,
@@ -91,7 +91,8 @@ impl MergeOptions {
         })
     }
 
-    /// The queries; any tensor where there are none, as an extension takes no optional ones.
+    /// The queries, or any tensor without queries, since a backend extension takes no optional
+    /// tensors.
     pub(crate) fn queries_or_any(&self, check: &Check, head_dim: usize) -> Tensor<2> {
         let none = || Tensor::empty([1, head_dim], (&check.device(), DType::F32));
         self.queries.clone().unwrap_or_else(none)
@@ -104,42 +105,43 @@ pub const GUARD: f32 = 4.0;
 /// Victims, the kept slots that they are merged into, and the weights of both.
 #[derive(Debug, Clone)]
 pub struct MergeLists {
-    /// Slots that are merged into others, `[P, N]`, in the pool that they are read from.
+    /// Slots that are merged into others, `[P, N]`, in the pool `from`.
     pub victims: SlotLists,
-    /// Each victim's place in the row's list of kept slots, `[P, N]`, 32-bit; it is dropped where
-    /// that is none.
+    /// Each victim's place in its row's list of kept slots, `[P, N]`, 32-bit. A victim is dropped
+    /// where this is no place in the list.
     pub targets: Tensor<2, Int>,
-    /// `ln p` and `ln ŝ` of the victims, `[P, N, 2]`, f32. Where votes are counted, too, `[P, N,
-    /// 4]`: the tokens that each stands for follow, modulo [`crate::VOTES_RADIX`] and in multiples
+    /// `ln p` and `ln ŝ` of the victims, `[P, N, 2]`, f32. Where votes are counted, `[P, N, 4]`:
+    /// then the tokens that each victim stands for, modulo [`crate::VOTES_RADIX`] and in multiples
     /// of it.
     pub victim_weights: Tensor<3>,
-    /// Kept slots, `[P, M]`, in the pool that is written to; none twice.
+    /// Kept slots, `[P, M]`, in the pool `into`; no slot twice.
     pub kept: SlotLists,
     /// The numbers of [`Self::victim_weights`] for the kept slots, `[P, M, 2]` or `[P, M, 4]`.
     pub kept_weights: Tensor<3>,
 }
 
-/// What the kept slots weigh now.
+/// The results of merges besides the merged slots.
 #[derive(Debug, Clone)]
 pub struct Merged {
-    /// `ln p` and `ln ŝ`, and votes where these are counted, as the lists have them.
+    /// The new `ln p` and `ln ŝ` of the kept slots, and votes where they are counted, laid out as
+    /// [`MergeLists::kept_weights`].
     pub weights: Tensor<3>,
     /// Whether the guard tripped, `[P, M]`, 32-bit.
     pub guarded: Tensor<2, Int>,
 }
 
-/// Merges victims into kept slots, whose keys and values in `into` are written in place: `v = Σ w v
-/// / Σ w` with `w = p ŝ`, the key by [`KeyRule`], so that one slot of weight `Σ p` has the
-/// attention that the group had for scores `ŝ` (KeepKV, equations 7 and 25). Its own score is `Σ w
-/// / Σ p`. Slots that nothing goes into stay as they are.
+/// Merges victims into kept slots, whose keys and values in `into` are written in place. With `w =
+/// p ŝ`, the value is `v = Σ w v / Σ w`, and the key follows [`KeyRule`], so that one slot of
+/// weight `Σ p` gets the attention that the group had for scores `ŝ` (KeepKV, equations 7 and 25).
+/// Its own score is `Σ w / Σ p`. Kept slots without victims stay unchanged.
 ///
-/// Weights and scores are logarithms, sums are kept in f32 relative to their largest term: scores
-/// of `exp(±200)` and `exp(−∞)` do no harm. A group without any mass is averaged by its weights
-/// `p`. Votes are added up as whole numbers, exact up to 2³⁶.
+/// Weights and scores are logarithms, and sums are kept in f32 relative to their largest term:
+/// scores of `exp(±200)` and `exp(−∞)` do no harm. A group without mass is averaged by its weights
+/// `p`. Votes are added as whole numbers, exact up to 2³⁶.
 ///
 /// # Shapes
-/// `from` keys and values `[Sv, D]`, `into` `[S, D]`; all of one dtype, f32, f16 or bf16, with `D`
-/// up to 256. Without `from`, victims are slots of `into`.
+/// Keys and values `[Sv, D]` in `from` and `[S, D]` in `into`; all of one dtype, f32, f16 or bf16,
+/// with `D` up to 256. Without `from`, victims are slots of `into`.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit; nothing is changed.
@@ -215,16 +217,16 @@ pub fn merge_slots(
 /// The largest head dim.
 const MOST: usize = 256;
 
-/// Comptime configuration and scalars, as the backends receive them.
+/// Comptime configuration and scalars of a call, as backends receive them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct MergeConfig {
     pub(crate) rule: KeyRule,
     pub(crate) guard: f32,
     pub(crate) scale: f32,
     pub(crate) queried: bool,
-    /// Whether victims are slots of the pool that is written to.
+    /// Whether victims are slots of the pool `into`.
     pub(crate) within: bool,
 }
 
-/// Votes that [`crate::MergingSlots::votes`] counts to before they are carried.
+/// The number of votes at which [`crate::MergingSlots::votes`] carries into `votes_high`.
 pub const VOTES_RADIX: f32 = 4096.0;

@@ -1,4 +1,4 @@
-//! ZIP merging in plain loops, in f64.
+//! ZIP merging in plain loops, in f64: the CPU path, and the oracle of the kernels' tests.
 
 use super::{KeyRule, MergeConfig, VOTES_RADIX};
 
@@ -9,9 +9,9 @@ pub struct Member<'a> {
     pub key: &'a [f64],
     /// Value, `[D]`.
     pub value: &'a [f64],
-    /// `ln p`: what it weighs in attention.
+    /// `ln p`: the logarithm of its weight in attention.
     pub log_weight: f64,
-    /// `ln ŝ`: its unnormalised score.
+    /// `ln ŝ`: the logarithm of its unnormalised score.
     pub log_score: f64,
 }
 
@@ -22,16 +22,16 @@ pub struct MergedSlot {
     pub key: Vec<f64>,
     /// Value, `[D]`.
     pub value: Vec<f64>,
-    /// What it weighs in attention.
+    /// The logarithm of its weight in attention.
     pub log_weight: f64,
-    /// Its score.
+    /// The logarithm of its score.
     pub log_score: f64,
     /// Whether the guard tripped.
     pub guarded: bool,
 }
 
-/// Merges a group into one slot, as [`super::merge_slots`] does; `query` is the one that the merge
-/// is made for, where there is one.
+/// Merges a group into one slot, as [`super::merge_slots`] does. `query` is the query of the merge,
+/// if any.
 pub fn merge_group(
     members: &[Member<'_>],
     query: Option<&[f64]>,
@@ -42,10 +42,10 @@ pub fn merge_group(
     let log_masses = || members.iter().map(|member| member.log_weight + member.log_score);
     let (log_mass, log_votes) =
         (log_sum_exp(log_masses()), log_sum_exp(members.iter().map(|member| member.log_weight)));
-    // A group without any mass is averaged by its votes.
+    // A group without mass is averaged by its weights.
     let massless = log_mass == f64::NEG_INFINITY;
-    // Relative to the largest, so that shares add up to 1 where a logarithm is too large to tell
-    // one from two.
+    // Masses are taken relative to the largest, so that shares sum to 1 even where logarithms are
+    // too large to differ by small amounts.
     let top = log_masses().fold(f64::NEG_INFINITY, f64::max);
     let total: f64 = log_masses().map(|mass| (mass - top).exp()).sum();
     let share = |member: &Member<'_>| match massless {
@@ -69,13 +69,13 @@ pub fn merge_group(
         let (log_weight, log_score) = (log_votes, f64::NEG_INFINITY);
         return MergedSlot { key, value, log_weight, log_score, guarded: false };
     }
-    // Keys that are all the same stay, whatever their scores.
+    // Equal keys stay, whatever their scores.
     let alike = members.iter().all(|member| member.key == members[0].key);
     if alike {
         let key = members[0].key.to_vec();
         return MergedSlot { key, value, log_weight: log_votes, log_score: target, guarded: false };
     }
-    // Of two logits that are the same but for rounding, the quotient says nothing.
+    // Where two logits differ by rounding alone, their quotient is meaningless.
     let size = log_mass.abs().max(log_votes.abs()).max(1.0);
     let excess = target - mean_logit;
     let same = excess.abs() <= 4.0 * f64::EPSILON * size;
@@ -92,7 +92,7 @@ pub fn merge_group(
         KeyRule::Paper | KeyRule::Additive => {
             let square = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>();
             let norm = query.map_or(0.0, square);
-            // A query that is too short for its step leaves it to the weight.
+            // Where the query is too short for the step, the weight makes up for it.
             let reach = guard.powi(2) * square(&key) * scale.powi(2) * norm;
             let short = norm == 0.0 || excess.powi(2) > reach;
             match query.filter(|_| !short) {
@@ -117,7 +117,7 @@ fn log_sum_exp(values: impl Iterator<Item = f64> + Clone) -> f64 {
     max + values.map(|value| (value - max).exp()).sum::<f64>().ln()
 }
 
-/// One call's data.
+/// The arguments of a call.
 #[derive(Debug)]
 pub(crate) struct Groups<'a> {
     /// `[Sv, D]`
@@ -152,8 +152,8 @@ pub(crate) struct Written {
 }
 
 impl Groups<'_> {
-    /// What is written to the target pool, which holds `keys` and `values`, and the kept slots'
-    /// weights and whether the guard tripped.
+    /// Returns the slots that change in the target pool, which holds `keys` and `values`; the kept
+    /// slots' new weights; and whether the guard tripped.
     pub(crate) fn merge(&self, keys: &[f32], values: &[f32]) -> (Vec<Written>, Vec<f32>, Vec<i32>) {
         let rows = self.kept_counts.len();
         let (width, places) = (self.victims.len() / rows, self.kept.len() / rows);

@@ -1,4 +1,4 @@
-//! A group's sums, and what they make of its slot.
+//! The sums of a group of slots, and the merged slot's key, weight and score that follow from them.
 
 use cubecl::prelude::*;
 
@@ -6,24 +6,23 @@ use super::KeyRule;
 use crate::components::sentinels::{LOG_OF_ZERO, MASSLESS_LOG};
 use crate::components::softmax::larger;
 
-/// Rounding of logits of about 1.
+/// The rounding error of logits of about 1.
 const ROUNDING: f32 = 4.0 * f32::EPSILON;
 
-/// Sums of a group so far, relative to its largest terms.
+/// A group's sums so far, relative to its largest terms.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Sums {
-    /// The largest `ln w`, `w = p ŝ`, and `Σ w`.
+    /// The largest `ln w`, with `w = p ŝ`; and `Σ w`.
     pub(crate) top: f32,
     pub(crate) mass: f32,
     /// `Σ w ln ŝ`.
     pub(crate) logits: f32,
-    /// The largest `ln p`, and `Σ p`.
+    /// The largest `ln p`; and `Σ p`.
     pub(crate) top_votes: f32,
     pub(crate) votes: f32,
 }
 
-/// Adds a member's numbers, and returns what the sums so far and its own row are to be multiplied
-/// with.
+/// Adds a member. Returns the factors of the weighted rows so far, and of the member's own row.
 #[cube]
 pub(crate) fn add(sums: &mut Sums, log_weight: f32, log_score: f32) -> (f32, f32) {
     let votes = larger(sums.top_votes, log_weight);
@@ -43,7 +42,7 @@ pub(crate) fn add(sums: &mut Sums, log_weight: f32, log_score: f32) -> (f32, f32
     (old, own)
 }
 
-/// Sums of nothing.
+/// The sums of an empty group.
 #[cube]
 pub(crate) fn no_sums() -> Sums {
     Sums {
@@ -55,14 +54,14 @@ pub(crate) fn no_sums() -> Sums {
     }
 }
 
-/// What a group's slot is: its key is `factor k̄ + step √D q / ‖q‖²`.
+/// A group's merged slot. Its key is `factor k̄ + step √D q / ‖q‖²`.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Outcome {
-    /// Whether no member has any mass, so that means are by votes alone.
+    /// Whether no member has mass, so that means are weighted by `p` alone.
     pub(crate) massless: bool,
     pub(crate) factor: f32,
     pub(crate) step: f32,
-    /// What the weight makes up for, of what the key's logit lacks.
+    /// The part of the logit that the slot's weight makes up for.
     pub(crate) excess: f32,
     /// `ln Σp`
     pub(crate) votes: f32,
@@ -72,7 +71,7 @@ pub(crate) struct Outcome {
     pub(crate) guarded: bool,
 }
 
-/// Makes a slot of a group's sums.
+/// Derives the merged slot from a group's sums.
 #[cube]
 pub(crate) fn outcome(
     sums: &Sums,
@@ -103,7 +102,7 @@ pub(crate) fn outcome(
         }
         if comptime!(rule == KeyRule::Paper) {
             let mut factor = target / mean_logit;
-            // Of two logits that are the same but for rounding, the quotient says nothing.
+            // Where two logits differ by rounding alone, their quotient is meaningless.
             let size = larger(larger(sums.top.abs(), sums.top_votes.abs()), 1.0f32);
             if (target - mean_logit).abs() <= f32::new(ROUNDING) * size {
                 factor = 1.0f32;
@@ -126,11 +125,11 @@ pub(crate) fn outcome(
     result
 }
 
-/// Decides what depends on keys and query, of which these are the squares of norms: keys that are
-/// all the same stay, whatever their scores; and where the query is too short for its step, as that
-/// of a group whose heads cancel, the weight makes up for it.
+/// Settles what depends on keys and query, given their squared norms. Where all keys are equal, the
+/// key stays, whatever the scores. Where the query is too short for the step, as in a group whose
+/// heads cancel, the weight makes up for it.
 ///
-/// `spread` is the sum of the keys' squared distances from the first.
+/// `spread` is the sum of the keys' squared distances from the first key.
 #[cube]
 pub(crate) fn settle(
     result: &mut Outcome,

@@ -5,19 +5,19 @@ use burn::backend::{Backend, ExtensionType};
 
 use super::NearestSlotsOptions;
 
-/// The lists that are paired.
+/// The two lists of slots.
 #[derive(ExtensionType)]
 pub(crate) struct NearestSlotsArgs<B: Backend> {
     /// `[S, D]`
     pub(crate) keys: FloatTensor<B>,
-    /// Slots that look for a pair, `[P, N]`.
+    /// Slots that each get a partner, `[P, N]`.
     pub(crate) of: IntTensor<B>,
-    /// How many of each row count, `[P]`.
+    /// Slots of each row of `of`, `[P]`.
     pub(crate) of_counts: IntTensor<B>,
-    /// Slots that are looked among, `[P, M]`.
+    /// Possible partners, `[P, M]`.
     pub(crate) among: IntTensor<B>,
-    /// How many of each row count, `[P]`.
+    /// Slots of each row of `among`, `[P]`.
     pub(crate) among_counts: IntTensor<B>,
-    /// With a kernel that serves, or any on a CPU.
+    /// The options, with a kernel that can run the call; on a CPU any kernel.
     pub(crate) options: NearestSlotsOptions,
 }

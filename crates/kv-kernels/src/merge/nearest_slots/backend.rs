@@ -1,4 +1,4 @@
-//! What `nearest_slots` asks of a backend.
+//! The backend trait of `nearest_slots`, and its implementations for CubeCL devices and the CPU.
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
@@ -9,8 +9,7 @@ use super::args::NearestSlotsArgs;
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait NearestSlotsOps: Backend {
-    /// Places `[P, N]` in the list that is looked among of the keys that are most alike, and
-    /// cosines `[P, N]`.
+    /// The places `[P, N]` of the most similar keys in `among`, and their cosines `[P, N]`.
     fn nearest_slots(
         #[extension_type] args: NearestSlotsArgs<Self>,
     ) -> (IntTensor<Self>, FloatTensor<Self>);
@@ -25,7 +24,7 @@ impl NearestSlotsOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The op on the CPU, by its reference.
+    //! The implementation for the CPU, which runs the reference.
 
     use burn::backend::{Flex, TensorData};
     use burn_flex::FlexTensor;

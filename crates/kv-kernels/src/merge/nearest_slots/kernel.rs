@@ -1,23 +1,24 @@
-//! The CubeCL kernel: tiles of one list against all tiles of the other, in registers.
+//! The portable kernel of `nearest_slots`: each cube compares a tile of one list with all tiles of
+//! the other list, with products in registers.
 
 use cubecl::prelude::*;
 
 use super::kernel_args::{Nearest, SlotLists};
 use crate::components::sentinels::{NO_COSINE, NO_SLOT};
 
-/// Slots of a tile, of both lists.
+/// Slots of a tile, in both lists.
 pub(crate) const KEYS_PER_BLOCK: usize = 64;
-/// Units along one side of a cube; each has `EACH` slots of either list.
+/// Units along each side of a cube's square. Each unit has `EACH` slots of either list.
 const SIDE: usize = 16;
 const EACH: usize = KEYS_PER_BLOCK / SIDE;
 /// Units of a cube.
 pub(crate) const UNITS: usize = SIDE * SIDE;
-/// Columns of the keys in shared memory at a time.
+/// Columns of the tiles' keys in shared memory at a time.
 const DEPTH: usize = 16;
-/// A row of them, without conflicts between banks.
+/// The distance between rows of these columns, without bank conflicts.
 const PITCH: usize = DEPTH + 1;
 
-/// One cube a tile of a row's list. `keys` `[S, D]`.
+/// Finds partners by one cube for each tile of a row's list. `keys` `[S, D]`.
 #[cube(launch_unchecked)]
 #[allow(clippy::collapsible_if, reason = "kernels evaluate both sides of `&&`")]
 pub(super) fn nearest_slots_kernel<F: Float>(
@@ -44,7 +45,7 @@ pub(super) fn nearest_slots_kernel<F: Float>(
 
     let mut left = Shared::<[f32]>::new_slice(comptime!(KEYS_PER_BLOCK * PITCH));
     let mut right = Shared::<[f32]>::new_slice(comptime!(KEYS_PER_BLOCK * PITCH));
-    // Squared norms of both tiles' keys: each unit below 2 `KEYS_PER_BLOCK` has one.
+    // Squared norms of both tiles' keys. Each of the first `2 KEYS_PER_BLOCK` units has one.
     let mut squares = Shared::<[f32]>::new_slice(comptime!(2 * KEYS_PER_BLOCK));
     let mut best = Array::<f32>::new(EACH);
     let mut best_place = Array::<i32>::new(EACH);
@@ -135,7 +136,7 @@ pub(super) fn nearest_slots_kernel<F: Float>(
                 if earlier {
                     fits = fits && other < index;
                 }
-                // Places ascend, so `>` keeps the first among equals.
+                // Places ascend, so `>` keeps the first of equal places.
                 if fits && cosine > best[i] {
                     if lists.among[row * others + other] != lists.of[row * width + index] {
                         best[i] = cosine;
@@ -147,7 +148,7 @@ pub(super) fn nearest_slots_kernel<F: Float>(
         base += KEYS_PER_BLOCK;
     }
 
-    // Units side by side have the same slots.
+    // Units side by side hold candidates for the same slots.
     let mut values = Shared::<[f32]>::new_slice(comptime!(UNITS * EACH));
     let mut found = Shared::<[i32]>::new_slice(comptime!(UNITS * EACH));
     #[unroll]

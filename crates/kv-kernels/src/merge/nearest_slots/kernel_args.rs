@@ -1,17 +1,17 @@
-//! What both kernels take and write.
+//! Arguments of both kernels of `nearest_slots`.
 
 use cubecl::prelude::*;
 
-/// The slots that others are sought for, and those others.
+/// The slots that get partners, and the possible partners.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct SlotLists {
     /// `[R, width]`
     pub(super) of: Box<[i32]>,
-    /// How many of them count, `[R]`.
+    /// Slots of each row of `of`, `[R]`.
     pub(super) of_counts: Box<[i32]>,
     /// `[R, others]`
     pub(super) among: Box<[i32]>,
-    /// How many of them count, `[R]`.
+    /// Slots of each row of `among`, `[R]`.
     pub(super) among_counts: Box<[i32]>,
     /// `R`
     pub(super) rows: usize,
@@ -19,10 +19,10 @@ pub(super) struct SlotLists {
     pub(super) others: usize,
 }
 
-/// What is found.
+/// The partners that are found.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Nearest {
-    /// Places in the others' list, `[R, width]`, [`NO_SLOT`] for none.
+    /// Places of the partners in `among`, `[R, width]`, [`NO_SLOT`] for none.
     ///
     /// [`NO_SLOT`]: crate::components::sentinels::NO_SLOT
     pub(super) places: Box<[i32]>,

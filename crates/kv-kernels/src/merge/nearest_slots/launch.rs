@@ -1,4 +1,4 @@
-//! The launch on CubeCL devices.
+//! Launches `nearest_slots` on CubeCL devices.
 
 use burn::backend::{DType, TensorMetadata};
 use burn_cubecl::CubeBackend;
@@ -11,7 +11,7 @@ use super::kernel_args::{NearestLaunch, SlotListsLaunch};
 use super::{NearestSlotsOptions, NearestSlotsStrategy, kernel, tensor_core};
 use crate::backend::client::{elem_type, empty_like, grid};
 
-/// Places and cosines.
+/// Returns places and cosines.
 pub(super) fn run(args: NearestSlotsArgs<CubeBackend>) -> (CubeTensor, CubeTensor) {
     let NearestSlotsArgs { keys, of, of_counts, among, among_counts, options } = args;
     let NearestSlotsOptions { earlier, strategy } = options;

@@ -1,6 +1,6 @@
-//! Slots paired with the ones whose keys are most alike, without the matrix of all similarities: by
-//! matrix instructions where a device has them for the keys (`tensor_core.rs`), else in plain
-//! arithmetic (`kernel.rs`).
+//! Pairs each slot of a list with the slot of another list whose key has the highest cosine. The
+//! matrix of all cosines is never stored. `tensor_core.rs` multiplies by matrix instructions where
+//! the device has them for the keys' dtype; `kernel.rs` serves everything else.
 
 mod args;
 mod backend;
@@ -33,7 +33,7 @@ const OP: &str = "nearest_slots";
 pub struct SlotLists {
     /// Slots of a pool, `[P, N]`, 32-bit.
     pub slots: Tensor<2, Int>,
-    /// How many of each row count, from the first on, `[P]`, 32-bit.
+    /// Slots of each row, from the first column on, `[P]`, 32-bit.
     pub counts: Tensor<1, Int>,
 }
 
@@ -52,38 +52,38 @@ impl SlotLists {
     }
 }
 
-/// Which slots are paired, and how.
+/// Which slots may be paired, and by which kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NearestSlotsOptions {
-    /// Whether slots find only those at places before their own.
+    /// Whether a slot is paired only with places before its own.
     pub earlier: bool,
-    /// Which kernel pairs.
+    /// The kernel to run.
     pub strategy: NearestSlotsStrategy,
 }
 
-/// What [`nearest_slots`] found, `[P, N]` each; undefined behind a list's end.
+/// The results of [`nearest_slots`], `[P, N]` each; undefined after a list's end.
 #[derive(Debug, Clone)]
 pub struct Nearest {
-    /// Places in the other list of the same row, 32-bit, the first among equals; −1 where there is
-    /// no other slot.
+    /// Places in the other list's row, 32-bit, the first among equals; −1 where there is no other
+    /// slot.
     pub places: Tensor<2, Int>,
-    /// Cosines of the two keys, f32; 0 where one of them is 0, −2 where there is no other slot.
+    /// Cosines of the two keys, f32; 0 where one key is 0, −2 where there is no other slot.
     pub cosines: Tensor<2>,
 }
 
 /// For every slot of a list, the slot of another list of the same row whose key has the highest
 /// cosine. A slot is not paired with itself.
 ///
-/// With [`NearestSlotsOptions::earlier`], only with places before its own: where both lists are one
-/// ranking, a slot finds the most similar of those that rank higher.
+/// With [`NearestSlotsOptions::earlier`], a slot is paired only with places before its own. Where
+/// both lists are one ranking, it gets the most similar of the slots that rank higher.
 ///
 /// # Shapes
-/// `keys` `[S, D]`, f32, f16 or bf16; `of` `[P, N]`, `among` `[P, M]`; their slots and counts are
-/// on the device and are not checked.
+/// `keys` `[S, D]`, f32, f16 or bf16; `of` `[P, N]` and `among` `[P, M]`, whose slots and counts
+/// are on the device and are not checked.
 ///
 /// # Errors
-/// [`KernelError`] where shapes, dtypes or devices do not fit, and for a forced strategy that does
-/// not serve.
+/// [`KernelError`] where shapes, dtypes or devices do not fit, and for a forced strategy that
+/// cannot run the call.
 pub fn nearest_slots(
     keys: Tensor<2>,
     of: &SlotLists,

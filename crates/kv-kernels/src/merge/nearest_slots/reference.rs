@@ -1,10 +1,10 @@
-//! Pairing in plain loops.
+//! `nearest_slots` in plain loops: the CPU path, and the oracle of the kernels' tests.
 
 use rayon::prelude::*;
 
 use crate::components::sentinels::NO_COSINE;
 
-/// One call's data; lists as the public function has them.
+/// The arguments of a call, with lists as in the public function.
 #[derive(Debug)]
 pub(crate) struct Pairing<'a> {
     /// `[S, D]`
@@ -54,7 +54,7 @@ impl Pairing<'_> {
         found.unzip()
     }
 
-    /// A key of length 1, or 0.
+    /// A key divided by its norm, or 0.
     fn direction(&self, slot: i32) -> Vec<f32> {
         let key = &self.keys[slot as usize * self.head_dim..][..self.head_dim];
         let norm = key.iter().map(|x| x * x).sum::<f32>().sqrt();

@@ -1,11 +1,11 @@
-//! Similarities by matrix instructions: slots of one list as rows, 8 of the other at a time as
-//! columns.
+//! The kernel of `nearest_slots` for matrix instructions: slots of one list as rows, and 8 slots of
+//! the other list at a time as columns.
 //!
-//! Which elements of a row meet which of a column is ours to choose, so that keys go from memory to
-//! registers in whole vectors. In a plane, lane `4 r + j` reads every fourth vector, from `j` on,
-//! of the keys of every eighth slot of the plane's from `r` on, which stay in its registers, and of
-//! slot `r` of the others; it gets the products of its own slots with the others' `2 j` and `2 j +
-//! 1`. Norms of the others are a cube's work.
+//! The order of the summed dimension is free, so keys go from memory to registers in whole vectors.
+//! Lane `4 r + j` of a plane reads every fourth vector of a key, from vector `j` on. It reads every
+//! eighth of the plane's own slots, from slot `r` on, whose keys stay in registers; and slot `r` of
+//! the 8 others. It gets the products of its own slots with the others `2 j` and `2 j + 1`. The
+//! planes of a cube share the norms of the others.
 
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
@@ -17,56 +17,56 @@ use crate::components::sentinels::{NO_COSINE, NO_SIMILARITY, NO_SLOT};
 pub(super) const LANES: usize = 8;
 /// Units that share a key.
 const TEAM: usize = 4;
-/// Slots of a product: rows of which a unit has two, and columns.
+/// Slots of a product: 16 rows, of which a unit has two, and 8 columns.
 const ROWS: usize = 16;
 const COLUMNS: usize = 8;
 const PLANE: usize = 32;
 const PLANES: usize = 8;
 /// Units of a cube.
 pub(super) const UNITS: usize = PLANES * PLANE;
-/// The largest head dim, of which registers hold a tile's keys.
+/// The largest head dim for which registers hold a tile's keys.
 const LARGEST: usize = 256;
-/// Slots of the other list whose norms are known.
+/// Slots of the other list whose norms are computed at a time.
 const CHUNK: usize = PLANES * COLUMNS;
 
-/// What fixes the generated code.
+/// Comptime configuration of the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Blueprint {
     /// Vectors of a key.
     columns: usize,
-    /// Products' rows that a plane holds.
+    /// Tiles of rows that a plane holds.
     tiles: usize,
     earlier: bool,
 }
 
 impl Blueprint {
-    /// Whether a unit's share of a key of 2 bytes an element is whole vectors, and finds room.
+    /// Whether a unit's share of a key of 2-byte elements is whole vectors, and fits in registers.
     pub(super) fn serves(head_dim: usize) -> bool {
         head_dim.is_multiple_of(TEAM * LANES) && head_dim <= LARGEST
     }
 
-    /// For keys in vectors of [`LANES`].
+    /// The configuration for keys in vectors of [`LANES`].
     pub(super) fn new(head_dim: usize, earlier: bool) -> Self {
-        // As many as registers hold beside what comes next.
+        // As many tiles as registers hold besides the next keys.
         let tiles = if head_dim <= LARGEST / 2 { 2 } else { 1 };
         Self { columns: head_dim / LANES, tiles, earlier }
     }
 
-    /// Slots that a cube seeks others for.
+    /// Slots of a cube that get partners.
     pub(super) fn rows(self) -> usize {
         PLANES * ROWS * self.tiles
     }
 
-    /// Of these, those of a unit.
+    /// Slots of a unit that get partners.
     fn own(self) -> usize {
         2 * self.tiles
     }
 }
 
-/// A cube has [`Blueprint::rows`] slots of a row's list.
+/// Finds partners by one cube for each [`Blueprint::rows`] slots of a row's list.
 ///
 /// # Shapes
-/// `keys` in vectors `[S, columns]`.
+/// `keys` `[S, columns]`, in vectors.
 #[cube(launch_unchecked)]
 pub(super) fn nearest_tiles_kernel<F: Float, N: Size>(
     keys: &[Vector<F, N>],
@@ -126,7 +126,7 @@ pub(super) fn nearest_tiles_kernel<F: Float, N: Size>(
     let mut b = Array::<Vector<F, N>>::new(pieces);
     let mut base = 0usize;
     while base < end {
-        // All have compared with those of before.
+        // All units have compared the previous chunk.
         sync_cube();
         let index = base + plane * COLUMNS + r;
         let mut slot = 0i32;
@@ -193,8 +193,8 @@ pub(super) fn nearest_tiles_kernel<F: Float, N: Size>(
                     if comptime!(blueprint.earlier) {
                         fits = fits && other < begin + i * COLUMNS;
                     }
-                    // The own length is the same for all. Places ascend, so `>` keeps the first
-                    // among equals.
+                    // The norm of the own key is a common factor, so it is left out. Places ascend,
+                    // so `>` keeps the first of equal places.
                     let likeness = acc[i].extract(e) * length;
                     let wins = fits && likeness > best[i];
                     best[i] = select(wins, likeness, best[i]);
@@ -226,7 +226,7 @@ pub(super) fn nearest_tiles_kernel<F: Float, N: Size>(
     }
 }
 
-/// One over the length of the key whose vectors a team has from `first` on; 0 for a key of zeros.
+/// One over the norm of the key whose vectors a team holds from `first` on; 0 for a key of zeros.
 #[cube]
 fn inverse_length<F: Float, N: Size>(
     vectors: &Array<Vector<F, N>>,

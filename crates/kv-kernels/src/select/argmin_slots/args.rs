@@ -5,7 +5,7 @@ use burn::backend::{Backend, ExtensionType};
 
 use super::Protection;
 
-/// The scores that are compared, and what is protected.
+/// The scores to compare, and the tokens to protect.
 #[derive(ExtensionType)]
 pub(crate) struct ArgminSlotsArgs<B: Backend> {
     /// `[S]`
@@ -14,9 +14,9 @@ pub(crate) struct ArgminSlotsArgs<B: Backend> {
     pub(crate) offsets: IntTensor<B>,
     /// `[B, Hkv]`
     pub(crate) lengths: IntTensor<B>,
-    /// Logical positions, `[S]`; read where there is a protection.
+    /// Logical positions, `[S]`; read where tokens are protected.
     pub(crate) positions: IntTensor<B>,
-    /// Each sequence's newest position, `[B]`; read where there is a protection.
+    /// Each sequence's newest position, `[B]`; read where tokens are protected.
     pub(crate) newest: IntTensor<B>,
     pub(crate) protection: Option<Protection>,
 }

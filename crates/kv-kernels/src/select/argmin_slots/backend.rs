@@ -1,4 +1,4 @@
-//! What `argmin_slots` asks of a backend.
+//! The backend trait of `argmin_slots`, and its implementations for CubeCL devices and the CPU.
 
 use burn::backend::tensor::IntTensor;
 use burn::backend::{Backend, backend_extension};
@@ -9,7 +9,8 @@ use super::args::ArgminSlotsArgs;
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait ArgminSlotsOps: Backend {
-    /// The slot of each range's lowest score, unprotected ones first; `-1` for an empty range.
+    /// The slot of each range's lowest score; a protected slot only if all are protected; `-1` for
+    /// an empty range.
     fn argmin_slots(#[extension_type] args: ArgminSlotsArgs<Self>) -> IntTensor<Self>;
 }
 
@@ -22,7 +23,7 @@ impl ArgminSlotsOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The op on the CPU, by its reference.
+    //! The implementation for the CPU, which runs the reference.
 
     use burn::backend::{Flex, TensorData};
     use burn_flex::FlexTensor;

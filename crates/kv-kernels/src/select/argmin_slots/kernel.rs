@@ -1,11 +1,12 @@
-//! The CubeCL kernel: one cube a range, a tree over its units.
+//! The kernel of `argmin_slots`, with one cube a range: units compare slots, and a tree reduces
+//! their results.
 
 use cubecl::prelude::*;
 
 use crate::components::pool::HeadRanges;
 use crate::components::sentinels::NO_SLOT;
 
-/// Tokens that go only where nothing else may.
+/// Tokens that are chosen only where all slots are protected.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct ProtectedTokens {
     /// Positions of the slots' tokens, `[S]`.
@@ -20,8 +21,8 @@ pub(crate) struct ProtectedTokens {
     recents: i32,
 }
 
-/// `scores` `[S]`, `output` `[B, Hkv]`. Nothing is read of protected tokens unless the kernel
-/// `protects`. `units` of a cube are a power of two.
+/// `scores` `[S]`, `output` `[B, Hkv]`. `protected` is read only where the kernel `protects`. A
+/// cube's `units` must be a power of two.
 #[cube(launch)]
 pub(crate) fn argmin_slots_kernel(
     scores: &[f32],
@@ -47,7 +48,8 @@ pub(crate) fn argmin_slots_kernel(
     if protects {
         oldest = protected.newest[kv_head / protected.kv_heads] - protected.recents;
     }
-    // A unit's slots ascend, so `<` keeps the lowest among equals. 0 for those that may go.
+    // A unit's slots ascend, so `<` keeps the lowest of equal slots. `best_kept` is 0 for a slot
+    // without protection.
     let mut best = 0.0f32;
     let mut best_kept = 0u32;
     let mut best_slot = i32::new(NO_SLOT as i64);

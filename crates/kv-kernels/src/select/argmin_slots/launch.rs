@@ -1,4 +1,4 @@
-//! The launch on CubeCL devices.
+//! Launches `argmin_slots` on CubeCL devices.
 
 use burn::backend::{DType, TensorMetadata};
 use burn_cubecl::CubeBackend;

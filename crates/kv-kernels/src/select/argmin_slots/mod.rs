@@ -1,5 +1,5 @@
-//! The slot of the lowest score in every (sequence, key-value head): what a per-step eviction
-//! removes.
+//! The slot of the lowest score in every (sequence, key-value head): the slot that an eviction of
+//! one token a step removes.
 
 mod args;
 mod backend;
@@ -19,7 +19,7 @@ use backend::ArgminSlotsOps;
 
 const OP: &str = "argmin_slots";
 
-/// Slots that are not chosen as long as there are others, by their logical positions.
+/// Slots that are chosen only if no other slot is left, by their logical positions.
 #[derive(Debug, Clone, Copy)]
 pub struct Protected<'a> {
     /// Logical positions, `[S]`, 32-bit.
@@ -28,16 +28,16 @@ pub struct Protected<'a> {
     pub newest: &'a Tensor<1, Int>,
     /// Tokens at positions below this one are protected.
     pub sinks: i32,
-    /// So many of the newest positions are protected.
+    /// The last `recents` positions are protected.
     pub recents: i32,
 }
 
-/// The slot with the lowest score in each range; the lowest slot among equals, and
-/// [`crate::NO_SLOT`] for an empty range. Scores of +∞ protect a slot as long as another is left;
-/// those that `protected` names go behind all others.
+/// The slot with the lowest score in each range: the lowest slot among equals, and
+/// [`crate::NO_SLOT`] for an empty range. A slot with a score of +∞ is chosen only if no finite
+/// score is left. A slot that `protected` names is chosen only if no other slot is left.
 ///
 /// # Shapes
-/// `scores` `[S]` f32, `ranges` `[B, Hkv]`; returns slots of the pool, `[B, Hkv]`.
+/// `scores` `[S]`, f32; `ranges` `[B, Hkv]`. Returns slots of the pool, `[B, Hkv]`.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit.
@@ -59,7 +59,7 @@ pub fn argmin_slots(
     }
     let protection =
         protected.map(|Protected { sinks, recents, .. }| Protection { sinks, recents });
-    // Where nothing is read, any tensor serves.
+    // Any tensor serves where none is read.
     let any = || ranges.offsets.clone().reshape([batch * kv_heads]);
     let [positions, newest] = match protected {
         Some(Protected { positions, newest, .. }) => [positions.clone(), newest.clone()],
@@ -76,7 +76,7 @@ pub fn argmin_slots(
     Ok(Tensor::from_dispatch(<Dispatch as ArgminSlotsOps>::argmin_slots(args)))
 }
 
-/// [`Protected`] without its tensors, as the backends receive it.
+/// [`Protected`] without its tensors, as backends receive it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Protection {
     pub(crate) sinks: i32,

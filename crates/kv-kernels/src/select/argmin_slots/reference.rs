@@ -1,9 +1,10 @@
-//! Argmin in plain loops.
+//! `argmin_slots` in plain loops: the CPU path, and the oracle of the kernel's tests.
 
 use super::Protection;
 use crate::components::sentinels::NO_SLOT;
 
-/// The slot of each range's lowest score, unprotected ones first; `-1` for an empty range.
+/// The slot of each range's lowest score; a protected slot only if all are protected; `-1` for an
+/// empty range.
 pub(crate) fn argmin(
     scores: &[f32],
     [offsets, lengths]: [&[i32]; 2],

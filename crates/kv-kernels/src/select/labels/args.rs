@@ -3,8 +3,8 @@
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
 
-/// What scores by channels look at, as [`crate::label_scores`] takes it; lists and sources may be
-/// any tensor where rows share no lists.
+/// The arguments of [`crate::label_scores`]. `lists` and `sources` may be any tensor unless rows
+/// share lists.
 #[derive(ExtensionType)]
 pub(crate) struct LabelScoresArgs<B: Backend> {
     /// `[B, Hq, D]`

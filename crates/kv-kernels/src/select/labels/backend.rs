@@ -1,4 +1,4 @@
-//! What `label_scores` asks of a backend.
+//! The backend trait of `label_scores`, and its implementations for CubeCL devices and the CPU.
 
 use burn::backend::{Backend, backend_extension};
 #[cfg(feature = "gpu")]
@@ -9,7 +9,8 @@ use crate::select::scored_rows::ScoredRowTensors;
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait LabelsOps: Backend {
-    /// Scores by channels `[R, T]`, candidates `[R]`, and how many are wanted `[R]`.
+    /// Approximate scores `[R, T]`, numbers of candidates `[R]`, and numbers of wanted tokens
+    /// `[R]`.
     fn label_scores(#[extension_type] args: LabelScoresArgs<Self>) -> ScoredRowTensors<Self>;
 }
 
@@ -22,7 +23,7 @@ impl LabelsOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The op on the CPU, by its reference.
+    //! The implementation for the CPU, which runs the reference.
 
     use burn::backend::Flex;
 

@@ -1,10 +1,10 @@
-//! The CubeCL kernel: a unit a slot of a row.
+//! The kernel of `label_scores`, with one unit for each slot of a row.
 
 use cubecl::prelude::*;
 
 use crate::select::scored_rows::{BUDGETS, ScoredRowBuffers};
 
-/// The rows whose candidates are scored, one for each query head.
+/// The query heads' rows of candidates, and the channels that score them.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct LabelRows {
     /// `[B, Hkv]`
@@ -24,7 +24,7 @@ pub(crate) struct LabelRows {
     labels: usize,
 }
 
-/// The lists that rows keep, where they share any.
+/// The kept lists of rows, where rows share lists.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct KeptLists {
     /// `[rows, width]`
@@ -34,7 +34,7 @@ pub(crate) struct KeptLists {
     width: usize,
     source_width: usize,
     layer: usize,
-    /// Steps between choices.
+    /// Steps for which a list is kept.
     period: usize,
 }
 
@@ -87,8 +87,8 @@ pub(crate) fn label_scores_kernel<E: Float>(
     }
 }
 
-/// Whether a row chooses in this step: it reads its own list, and has none yet or has kept it for
-/// a period.
+/// Whether a row chooses its list anew in this step. It does so only if it reads its own list:
+/// where it has none yet, or where the length is a multiple of the period.
 #[cube]
 #[allow(clippy::collapsible_if, reason = "kernels evaluate both sides of `&&`")]
 #[allow(clippy::manual_is_multiple_of, reason = "kernels have no such method")]

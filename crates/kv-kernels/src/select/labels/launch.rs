@@ -1,4 +1,4 @@
-//! The launch on CubeCL devices.
+//! Launches `label_scores` on CubeCL devices.
 
 use burn::backend::TensorMetadata;
 use burn_cubecl::CubeBackend;
@@ -12,7 +12,7 @@ use super::kernel::{KeptListsLaunch, LabelRowsLaunch, label_scores_kernel};
 use crate::backend::client::elem_type;
 use crate::select::scored_rows::ScoredRowTensors;
 
-/// Scores, candidates, and how many are wanted.
+/// Returns scores, numbers of candidates, and numbers of wanted tokens.
 pub(super) fn run(args: LabelScoresArgs<CubeBackend>) -> ScoredRowTensors<CubeBackend> {
     let query = args.query;
     let [batch, heads, head_dim] = query.shape().dims();

@@ -1,5 +1,5 @@
-//! Approximate logits from a few channels: Double Sparsity's, and HShare's of the rows that are
-//! due.
+//! Approximate logits from a few channels of each head, `sum_c q_c k_c`. Double Sparsity scores all
+//! rows so, and HShare those rows that choose their lists anew.
 
 mod args;
 mod backend;
@@ -21,30 +21,33 @@ use backend::LabelsOps;
 
 const OP: &str = "label_scores";
 
-/// Which rows choose their lists anew, where rows share lists and keep them for several steps.
+/// Which rows choose their lists anew, where rows (query heads) share lists and keep them for
+/// several steps.
 #[derive(Debug, Clone, Copy)]
 pub struct RefreshRows<'a> {
-    /// Kept lists, `[B, Hq, 3 + M]`, as [`crate::keep_lists`] has them.
+    /// The kept lists, `[B, Hq, 3 + M]`, as [`crate::keep_lists`] writes them.
     pub lists: &'a Tensor<3, Int>,
-    /// The query head whose list each one reads, and in a second column, if there is one, its
-    /// layer: `[B, Hq, 1 or 2]`, 32-bit. A row that reads the list of another never chooses one.
+    /// The query head whose list each row reads, and optionally the list's layer in a second
+    /// column: `[B, Hq, 1 or 2]`, 32-bit. A row that reads the list of another row never chooses
+    /// one.
     pub sources: &'a Tensor<3, Int>,
-    /// The layer.
+    /// The layer of these rows.
     pub layer: usize,
-    /// A row chooses where it has no list yet, and in each step in which its range's length is a
-    /// multiple of this.
+    /// Steps for which a list is kept: a row chooses where it has no list yet, and in each step in
+    /// which its range's length is a multiple of `period`.
     pub period: usize,
 }
 
-/// `sum_c q_c k_c` over each query head's channels `c`, for the slots of its range between the
-/// sinks and the recents that its budget names: Double Sparsity (Yang et al., 2024), section 3.
-/// Column 0 is the first slot behind the sinks. Rows that keep their lists have no candidates and
-/// want nothing.
+/// Approximate logits `sum_c q_c k_c` over each query head's channels `c`: Double Sparsity (Yang et
+/// al., 2024), section 3. Candidates are the slots of the head's range between the sinks and the
+/// recents of its budget; column 0 is the first slot after the sinks. Rows that keep their lists
+/// have no candidates and want no tokens.
 ///
 /// # Shapes
 /// `query` `[B, Hq, D]`, `keys` `[S, D]` of its dtype; `channels` `[B, Hq, r]`, 32-bit, below `D`
 /// (on the device, not checked); `budgets` `[B, Hq, 3]`, 32-bit: tokens to choose (at least 1),
-/// sinks, recents; `ranges` `[B, Hkv]` of up to `longest` slots, which is `T`. `R` is `B * Hq`.
+/// sinks, recents; `ranges` `[B, Hkv]` of at most `longest` slots. In the result, `R` is `B * Hq`
+/// and `T` is `longest`.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit.
@@ -86,7 +89,7 @@ pub fn label_scores(
             return Err(check.unsupported("period", 0, "at least 1 step"));
         }
     }
-    // An extension takes no optional tensors: where nothing is read, any tensor serves.
+    // A backend extension takes no optional tensors. Any tensor serves where none is read.
     let [lists, sources] = match due {
         Some(due) => [due.lists, due.sources].map(Tensor::clone),
         None => [budgets, budgets].map(Tensor::clone),

@@ -1,4 +1,4 @@
-//! Scores by channels in plain loops.
+//! `label_scores` in plain loops: the CPU path, and the oracle of the kernel's tests.
 
 use crate::select::scored_rows::BUDGETS;
 
@@ -10,7 +10,7 @@ pub(crate) struct Labels<'a> {
     pub(crate) lengths: &'a [i32],
     pub(crate) channels: &'a [i32],
     pub(crate) budgets: &'a [i32],
-    /// Lists and sources, with their widths, where rows share.
+    /// Lists and sources, each with the width of its rows, where rows share lists.
     pub(crate) shared: Option<[(&'a [i32], usize); 2]>,
     pub(crate) layer: usize,
     pub(crate) period: usize,
@@ -22,7 +22,8 @@ pub(crate) struct Labels<'a> {
 }
 
 impl Labels<'_> {
-    /// Scores `[R, T]`, candidates `[R]`, and how many are wanted `[R]`.
+    /// Approximate scores `[R, T]`, numbers of candidates `[R]`, and numbers of wanted tokens
+    /// `[R]`.
     pub(crate) fn score(&self) -> (Vec<f32>, Vec<i32>, Vec<i32>) {
         let rows = self.query.len() / self.head_dim;
         let (group, labels) = (rows / self.offsets.len(), self.channels.len() / rows);

@@ -3,7 +3,7 @@
 use burn::backend::tensor::IntTensor;
 use burn::backend::{Backend, ExtensionType};
 
-/// The lists that are taken over, and where they go.
+/// The newly chosen lists, and where they are stored.
 #[derive(ExtensionType)]
 pub(crate) struct KeepListsArgs<B: Backend> {
     /// `[B, Hq, 3 + M]`, written in place.
@@ -20,11 +20,11 @@ pub(crate) struct KeepListsArgs<B: Backend> {
     pub(crate) lengths: IntTensor<B>,
     /// `[layers, B, Hq, 3 + M]`, written in place where there is a layer.
     pub(crate) board: IntTensor<B>,
-    /// The layer whose part of the board gets the lists.
+    /// The layer whose part of the board gets the lists, if any.
     pub(crate) layer: Option<usize>,
 }
 
-/// The lists whose slots are named.
+/// The lists whose slots are returned.
 #[derive(ExtensionType)]
 pub(crate) struct ListSlotsArgs<B: Backend> {
     /// `[layers, B, Hq, 3 + M]`

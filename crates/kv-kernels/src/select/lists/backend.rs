@@ -1,4 +1,5 @@
-//! What the ops on shared lists ask of a backend.
+//! The backend trait of the ops on shared lists, and its implementations for CubeCL devices and the
+//! CPU.
 
 use burn::backend::tensor::IntTensor;
 use burn::backend::{Backend, backend_extension};
@@ -9,13 +10,13 @@ use super::args::{KeepListsArgs, ListSlotsArgs};
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait ListsOps: Backend {
-    /// Takes over the lists of rows that wanted any, in place, and copies all lists to a layer's
-    /// part of the board; returns lists and board.
+    /// Stores the lists of rows that chose anew, in place, and copies all lists to a layer's part
+    /// of the board. Returns lists and board.
     fn keep_lists(
         #[extension_type] args: KeepListsArgs<Self>,
     ) -> (IntTensor<Self>, IntTensor<Self>);
 
-    /// Slots that lists name `[R, width]`, and their number `[R]`.
+    /// The slots that lists name, `[R, width]`, and the number of each row's slots, `[R]`.
     fn list_slots(
         #[extension_type] args: ListSlotsArgs<Self>,
     ) -> (IntTensor<Self>, IntTensor<Self>);
@@ -34,7 +35,7 @@ impl ListsOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The op on the CPU, by its reference.
+    //! The implementation for the CPU, which runs the reference.
 
     use burn::backend::Flex;
     use burn_flex::FlexTensor;

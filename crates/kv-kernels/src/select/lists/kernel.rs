@@ -1,4 +1,5 @@
-//! The CubeCL kernels: a unit a number of a list, a slot of a row.
+//! The kernels of the shared lists: one stores lists, with one unit for each number; one makes
+//! slots of them, with one unit for each slot.
 
 use cubecl::prelude::*;
 
@@ -6,7 +7,7 @@ use super::HEADER;
 use crate::components::sentinels::NO_SLOT;
 use crate::select::scored_rows::BUDGETS;
 
-/// What rows have chosen in this step.
+/// The tokens that rows have chosen in this step.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct NewLists {
     /// `[rows, width - HEADER]`
@@ -67,7 +68,7 @@ pub(crate) fn keep_lists_kernel(
     }
 }
 
-/// The lists that rows read.
+/// The lists that rows read, and the sources that say which.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct ReadLists {
     /// `[layers, rows, width]`
@@ -81,7 +82,7 @@ pub(crate) struct ReadLists {
     source_width: usize,
 }
 
-/// Slots that rows attend to.
+/// The slots that rows attend to.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct ListedSlots {
     /// `[rows, width]`
@@ -115,7 +116,7 @@ pub(crate) fn list_slots_kernel(
     from *= sizes.width;
     let own = read.budgets[row * BUDGETS + 1] as usize;
     let sinks = min(own, length);
-    // A list that was never chosen has none.
+    // A list that was never chosen has no tokens.
     let chosen = max(read.table[from], 0) as usize;
     let first_recent = max(read.table[from + 1] as usize, sinks);
     let mut total = sinks + chosen;

@@ -1,4 +1,4 @@
-//! Launches on CubeCL devices.
+//! Launches the ops on shared lists on CubeCL devices.
 
 use burn::backend::{DType, Shape, TensorMetadata};
 use burn_cubecl::CubeBackend;
@@ -11,12 +11,12 @@ use super::args::{KeepListsArgs, ListSlotsArgs};
 use super::kernel::{self, ListSizesLaunch, ListedSlotsLaunch, NewListsLaunch, ReadListsLaunch};
 use crate::backend::client::empty_like;
 
-/// A tensor without gaps, as a kernel takes it.
+/// A tensor without gaps, as a kernel's argument.
 fn arg(tensor: CubeTensor) -> BufferArg {
     into_contiguous(tensor).into_buffer_arg()
 }
 
-/// Writes into the buffers of the lists and of the board, if it posts in a layer's name.
+/// Writes into the buffers of the lists and, where there is a layer, of the board.
 pub(super) fn keep(args: KeepListsArgs<CubeBackend>) -> (CubeTensor, CubeTensor) {
     let KeepListsArgs { lists, indices, found, wanted, budgets, lengths, board, layer } = args;
     let (lists, board) = (into_contiguous(lists), into_contiguous(board));
@@ -38,7 +38,7 @@ pub(super) fn keep(args: KeepListsArgs<CubeBackend>) -> (CubeTensor, CubeTensor)
     (lists, board)
 }
 
-/// Slots and their number.
+/// Returns slots, and the number of each row's slots.
 pub(super) fn slots(args: ListSlotsArgs<CubeBackend>) -> (CubeTensor, CubeTensor) {
     let ListSlotsArgs { table, sources, budgets, offsets, lengths, width } = args;
     let client = budgets.client.clone();

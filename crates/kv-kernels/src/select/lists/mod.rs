@@ -1,5 +1,5 @@
-//! Lists of tokens that query heads attend to for several steps, and that heads and layers share:
-//! HShare's.
+//! Token lists that query heads attend to for several steps, and that heads and layers share
+//! (HShare). One op stores newly chosen lists; the other turns lists into slots.
 
 mod args;
 mod backend;
@@ -20,18 +20,18 @@ use backend::ListsOps;
 
 const KEEP: &str = "keep_lists";
 const SLOTS: &str = "list_slots";
-/// Numbers of a list before its tokens: how many there are, [`crate::NO_LIST`] where nothing was
-/// chosen yet; the first recent slot; how often it was chosen.
+/// Numbers of a list before its tokens: the number of tokens, or [`crate::NO_LIST`] before the
+/// first choice; the first recent slot; and how many times the list was chosen.
 pub const HEADER: usize = 3;
 
-/// Stores the lists that rows have chosen anew, in place. A row's list gets the chosen tokens,
-/// counted from behind the sinks, their number, the first recent slot, and a count of choices that
-/// is one higher. Rows that keep their lists (`wanted` of 0) stay as they are. All lists are then
-/// copied to this layer's part of `board`, if there is one.
+/// Stores the lists that rows (query heads) have chosen anew, in place. A list gets the chosen
+/// tokens, counted from the first slot after the sinks, their number, and the first recent slot;
+/// its count of choices goes up by one. Rows that keep their lists (`wanted` of 0) stay unchanged.
+/// All lists are then copied to this layer's part of `board`, if there is one.
 ///
 /// # Shapes
-/// `lists` `[B, Hq, 3 + M]`, 32-bit; `chosen` of `R = B * Hq` rows of `M`, `wanted` `[R]`, 0 for
-/// rows that keep their lists; `budgets` as for [`crate::label_scores`]; `ranges` `[B, Hkv]`;
+/// `lists` `[B, Hq, 3 + M]`, 32-bit; `chosen` with `R = B * Hq` rows of `M` tokens; `wanted` `[R]`,
+/// 0 for rows that keep their lists; `budgets` as in [`crate::label_scores`]; `ranges` `[B, Hkv]`;
 /// `board` `[layers, B, Hq, 3 + M]`, 32-bit, with the layer.
 ///
 /// # Errors
@@ -71,7 +71,7 @@ pub fn keep_lists(
     let device = check.device();
     let posted = match &board {
         Some(_) => None,
-        // A placeholder, which a kernel binds as a buffer of its own.
+        // A placeholder in a buffer of its own, since a kernel binds it.
         None => Some(Tensor::<4, Int>::empty([1, 1, 1, 4], (&device, DType::I32))),
     };
     let posts = board.is_some();
@@ -98,23 +98,23 @@ pub fn keep_lists(
     Ok(())
 }
 
-/// Lists to read: a layer's own, or those of all layers.
+/// The lists to read: a layer's own lists, or the lists of all layers.
 #[derive(Debug, Clone, Copy)]
 pub enum ListTable<'a> {
-    /// `[B, Hq, 3 + M]`
+    /// The lists of one layer, `[B, Hq, 3 + M]`.
     Own(&'a Tensor<3, Int>),
-    /// `[layers, B, Hq, 3 + M]`
+    /// The lists of all layers, `[layers, B, Hq, 3 + M]`.
     Board(&'a Tensor<4, Int>),
 }
 
-/// What each query head attends to, slots of the pool `[B * Hq, W]`, 32-bit, `-1` behind them, and
-/// their number `[B * Hq]`: the sinks, the list that it reads, and all slots from the first recent
-/// one of that list on.
+/// The slots that each query head attends to: the sinks, the list that it reads, and all slots from
+/// that list's first recent slot on. Returns slots of the pool `[B * Hq, W]`, 32-bit, with `-1`
+/// after the last, and their number `[B * Hq]`.
 ///
 /// # Shapes
-/// `sources` `[B, Hq, 1]`, 32-bit, of [`ListTable::Own`] and `[B, Hq, 2]` of [`ListTable::Board`],
-/// as [`crate::RefreshRows`] has them; `budgets` `[B, Hq, 3]`; `ranges` `[B, Hkv]`. Of more than
-/// `W` slots the first count.
+/// `sources`, 32-bit, as [`crate::RefreshRows`] has them: `[B, Hq, 1]` for [`ListTable::Own`], `[B,
+/// Hq, 2]` for [`ListTable::Board`]; `budgets` `[B, Hq, 3]`; `ranges` `[B, Hkv]`. Of more than `W`
+/// slots only the first are returned.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit.
@@ -162,7 +162,7 @@ pub fn list_slots(
     Ok((Tensor::from_dispatch(slots), Tensor::from_dispatch(counts)))
 }
 
-/// Lists of `[batch, heads]` with room for a token.
+/// Checks lists of `[batch, heads]`, with room for at least one token.
 pub(crate) fn check_lists(
     check: &Check,
     lists: &Tensor<3, Int>,
@@ -177,7 +177,7 @@ pub(crate) fn check_lists(
     Ok(())
 }
 
-/// Heads, and layers perhaps.
+/// Checks the sources: heads, and optionally layers.
 pub(crate) fn check_sources(
     check: &Check,
     sources: &Tensor<3, Int>,

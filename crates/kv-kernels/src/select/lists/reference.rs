@@ -1,10 +1,10 @@
-//! Lists in plain loops.
+//! The ops on shared lists in plain loops: the CPU path, and the oracle of the kernels' tests.
 
 use super::HEADER;
 use crate::components::sentinels::NO_SLOT;
 use crate::select::scored_rows::BUDGETS;
 
-/// Rows that were chosen anew.
+/// The tokens of rows that chose anew.
 pub(crate) struct NewLists<'a> {
     pub(crate) indices: &'a [i32],
     pub(crate) found: &'a [i32],
@@ -15,7 +15,7 @@ pub(crate) struct NewLists<'a> {
 }
 
 impl NewLists<'_> {
-    /// Writes them into `lists` `[R, width]`.
+    /// Stores the tokens in `lists` `[R, width]`.
     pub(crate) fn keep(&self, lists: &mut [i32]) {
         let rows = self.found.len();
         let (most, group) = (self.indices.len() / rows, rows / self.lengths.len());
@@ -33,7 +33,8 @@ impl NewLists<'_> {
     }
 }
 
-/// Slots `[R, width]` and their number `[R]`; `list` are a table's numbers for a list.
+/// Slots `[R, width]`, and the number of each row's slots `[R]`. `list` is the number of integers
+/// of a list in the table.
 pub(crate) fn slots(
     (table, list): (&[i32], usize),
     (sources, columns): (&[i32], usize),

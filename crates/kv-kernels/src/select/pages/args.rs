@@ -5,7 +5,7 @@ use burn::backend::{Backend, ExtensionType};
 
 use super::PageOptions;
 
-/// The pages whose bounds are written.
+/// The pages whose bounds are computed.
 #[derive(ExtensionType)]
 pub(crate) struct PageBoundsArgs<B: Backend> {
     /// `[S, D]`
@@ -18,13 +18,13 @@ pub(crate) struct PageBoundsArgs<B: Backend> {
     pub(crate) bounds: FloatTensor<B>,
     /// Slots of a page.
     pub(crate) page: usize,
-    /// The most pages of a range that are written.
+    /// The most pages of a range whose bounds are written.
     pub(crate) pages: usize,
-    /// Whether only each range's last page is written.
+    /// Whether only the bounds of each range's last page are written.
     pub(crate) last: bool,
 }
 
-/// The pages that are scored.
+/// The pages to score.
 #[derive(ExtensionType)]
 pub(crate) struct PageScoresArgs<B: Backend> {
     /// `[B, Hq, D]`
@@ -47,7 +47,7 @@ pub(crate) struct PageScoresArgs<B: Backend> {
 pub(crate) struct PageSlotsArgs<B: Backend> {
     /// `[R, M]`
     pub(crate) pages: IntTensor<B>,
-    /// Pages of each row that count, `[R]`.
+    /// How many pages each row has chosen, `[R]`.
     pub(crate) found: IntTensor<B>,
     /// `[B, Hkv]`
     pub(crate) offsets: IntTensor<B>,
@@ -55,6 +55,6 @@ pub(crate) struct PageSlotsArgs<B: Backend> {
     pub(crate) lengths: IntTensor<B>,
     /// Slots of a page.
     pub(crate) page: usize,
-    /// Whether the slots of the last page are listed in any case.
+    /// Whether the slots of the last page are always listed.
     pub(crate) always_last: bool,
 }

@@ -1,4 +1,4 @@
-//! What the ops on pages ask of a backend.
+//! The backend trait of the ops on pages, and its implementations for CubeCL devices and the CPU.
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
@@ -13,10 +13,11 @@ pub(crate) trait PagesOps: Backend {
     /// Writes the bounds of pages in place, and returns them.
     fn page_bounds(#[extension_type] args: PageBoundsArgs<Self>) -> FloatTensor<Self>;
 
-    /// Scores of pages `[R, pages]`, candidates `[R]`, and how many are wanted `[R]`.
+    /// Scores of pages `[R, pages]`, numbers of candidates `[R]`, and numbers of wanted pages
+    /// `[R]`.
     fn page_scores(#[extension_type] args: PageScoresArgs<Self>) -> ScoredRowTensors<Self>;
 
-    /// Slots of chosen pages `[R, W]`, and their number `[R]`.
+    /// The slots of chosen pages `[R, W]`, and the number of each row's slots `[R]`.
     fn page_slots(
         #[extension_type] args: PageSlotsArgs<Self>,
     ) -> (IntTensor<Self>, IntTensor<Self>);
@@ -39,7 +40,7 @@ impl PagesOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The op on the CPU, by its reference.
+    //! The implementation for the CPU, which runs the reference.
 
     use burn::backend::{DType, Flex};
     use burn_flex::FlexTensor;

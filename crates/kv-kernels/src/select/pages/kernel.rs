@@ -1,11 +1,12 @@
-//! The CubeCL kernels: a unit a channel of a page, a page of a row, a slot of a row.
+//! The kernels of Quest's pages, with one unit for each channel of a page's bounds, for each page's
+//! score, or for each slot of a row.
 
 use cubecl::prelude::*;
 
 use crate::components::sentinels::NO_SLOT;
 use crate::select::scored_rows::{BUDGETS, ScoredRowBuffers};
 
-/// The slots of the key-value heads, `[B, Hkv]` each.
+/// Head ranges, `[B, Hkv]` each, and the size of pages.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct PagedRanges {
     offsets: Box<[i32]>,
@@ -14,11 +15,11 @@ pub(crate) struct PagedRanges {
     page: usize,
 }
 
-/// The pages whose bounds are written.
+/// The pages whose bounds are computed.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct BoundedPages {
     total_kv_heads: usize,
-    /// Pages of each range that are visited, from its first on; one, the last, where only that is.
+    /// Pages of each range that are visited, from the first page on; 1 where only the last page is.
     pages: usize,
     /// Elements of a key.
     columns: usize,
@@ -67,31 +68,32 @@ pub(crate) fn page_bounds_kernel<E: Numeric>(
     }
 }
 
-/// What rows of pages are scored by.
+/// Queries' budgets and sizes, by which pages are scored.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct PageQueries {
     /// `[rows, 3]`
     budgets: Box<[i32]>,
-    /// Vectors of a query and of a key's bound.
+    /// Vectors of a query, and of a bound.
     columns: usize,
     /// Query heads of a key-value head.
     group: usize,
-    /// Query heads that choose together.
+    /// Query heads that choose their pages together.
     each: usize,
 }
 
-/// What fixes the generated code of the scores.
+/// Comptime rules of the scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct PageRule {
-    /// Whether heads that choose together do so by their mean, rather than by their maximum.
+    /// Whether heads that choose together use the mean of their scores; otherwise they use the
+    /// maximum.
     pub(super) mean: bool,
-    /// Whether the last page is read in any case.
+    /// Whether the last page is always read.
     pub(super) always_last: bool,
 }
 
 /// # Shapes
-/// In vectors: `query` `[B, Hq, columns]`, `bounds` `[page_rows, columns]`. A row of `scored` is
-/// for the query heads that choose together, a column for a page.
+/// `query` `[B, Hq, columns]` and `bounds` `[page_rows, columns]`, in vectors. A row of `scored` is
+/// one query head, or the heads that choose together; a column is a page.
 #[cube(launch)]
 pub(crate) fn page_scores_kernel<E: Float, N: Size>(
     query: &[Vector<E, N>],
@@ -155,7 +157,7 @@ pub(crate) fn page_scores_kernel<E: Float, N: Size>(
     }
 }
 
-/// The pages that rows have chosen, in order.
+/// The pages that rows have chosen, in ascending order.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct ChosenPages {
     /// `[rows, most]`
@@ -188,7 +190,7 @@ pub(crate) fn page_slots_kernel(
     let length = ranges.lengths[kv_head] as usize;
     let all = length.div_ceil(page);
     let found = chosen.found[row] as usize;
-    // Pages are chosen in order: only the last one of all may be short.
+    // Chosen pages ascend: only the range's last page may be short.
     let mut total = found;
     if always_last {
         total += min(all, 1);

@@ -1,4 +1,4 @@
-//! Launches on CubeCL devices.
+//! Launches the ops on pages on CubeCL devices.
 
 use burn::backend::{DType, Shape, TensorMetadata};
 use burn_cubecl::CubeBackend;
@@ -15,7 +15,7 @@ use super::kernel::{
 use crate::backend::client::{elem_type, empty_like, vector_lanes};
 use crate::select::scored_rows::ScoredRowTensors;
 
-/// A tensor without gaps, as a kernel takes it.
+/// A tensor without gaps, as a kernel's argument.
 fn arg(tensor: CubeTensor) -> BufferArg {
     into_contiguous(tensor).into_buffer_arg()
 }
@@ -42,7 +42,7 @@ pub(super) fn bounds(args: PageBoundsArgs<CubeBackend>) -> CubeTensor {
     bounds
 }
 
-/// Scores, candidates, and how many are wanted.
+/// Returns scores, numbers of candidates, and numbers of wanted pages.
 pub(super) fn scores(args: PageScoresArgs<CubeBackend>) -> ScoredRowTensors<CubeBackend> {
     let PageScoresArgs { query, bounds, offsets, lengths, budgets, pages, options } = args;
     let (query, bounds) = (into_contiguous(query), into_contiguous(bounds));
@@ -69,7 +69,7 @@ pub(super) fn scores(args: PageScoresArgs<CubeBackend>) -> ScoredRowTensors<Cube
     scored
 }
 
-/// Slots and their number.
+/// Returns slots, and the number of each row's slots.
 pub(super) fn slots(args: PageSlotsArgs<CubeBackend>) -> (CubeTensor, CubeTensor) {
     let PageSlotsArgs { pages, found, offsets, lengths, page, always_last } = args;
     let client = pages.client.clone();

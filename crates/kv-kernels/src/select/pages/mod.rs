@@ -1,4 +1,5 @@
-//! Bounds of the keys of every page of slots, and the pages that a query may attend to most.
+//! Quest's pages: the bounds of the keys of every page of slots, upper bounds of a query's logits
+//! in each page, and the slots of the chosen pages.
 
 mod args;
 mod backend;
@@ -21,15 +22,15 @@ const BOUNDS: &str = "page_bounds";
 const SCORES: &str = "page_scores";
 const SLOTS: &str = "page_slots";
 
-/// Which pages' bounds are written.
+/// The pages whose bounds are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PageSpan {
-    /// All of ranges of up to so many slots.
+    /// All pages of all ranges.
     All {
-        /// Slots of the longest range.
+        /// An upper bound of the slots of a range.
         longest: usize,
     },
-    /// Each range's last one.
+    /// Each range's last page.
     Last,
 }
 
@@ -39,9 +40,9 @@ pub enum PageHeads {
     /// Every query head chooses for itself.
     #[default]
     Query,
-    /// A group together, by its highest score of a page.
+    /// The query heads of a group choose together, by their highest score of a page.
     Max,
-    /// A group together, by its mean score.
+    /// The query heads of a group choose together, by their mean score of a page.
     Mean,
 }
 
@@ -50,20 +51,20 @@ pub enum PageHeads {
 pub struct PageOptions {
     /// Slots of a page.
     pub page: usize,
-    /// Whose queries choose together.
+    /// Which query heads choose together.
     pub heads: PageHeads,
-    /// Whether the last page is read in any case, as one of the budget's, rather than scored.
+    /// Whether the last page is always read. It counts in the budget, and is not scored.
     pub always_last: bool,
 }
 
-/// Rows of bounds for a pool of `slots` slots in `total_kv_heads` ranges: page `i` of range `p`,
-/// whose first slot is `o`, has its minima in row `2 (o / page + p + i)` and its maxima in the next
-/// one.
+/// Rows of bounds for a pool of `slots` slots in `total_kv_heads` ranges. Page `i` of range `p`,
+/// whose first slot is `o`, has its minima in row `2 (o / page + p + i)` and its maxima in the row
+/// after it.
 pub fn page_rows(slots: usize, total_kv_heads: usize, page: usize) -> usize {
     2 * (slots / page + total_kv_heads + 1)
 }
 
-/// Writes minima and maxima of the keys of pages, channel by channel, in place.
+/// Writes the minima and maxima of the keys of pages, channel by channel, in place.
 ///
 /// # Shapes
 /// `keys` `[S, D]`; `bounds` `[page_rows(S, B * Hkv, page), D]`, of the keys' dtype; `ranges`
@@ -109,17 +110,17 @@ pub fn page_bounds(
     Ok(())
 }
 
-/// What a query's products with the keys of each page are at most, `sum_d max(q_d min_d, q_d
+/// An upper bound of a query's products with the keys of each page, `sum_d max(q_d min_d, q_d
 /// max_d)`: Quest (Tang et al., 2024), section 3.2.
 ///
-/// Of a budget of `n` tokens `n / page` pages are wanted, all where the range has no more than `n`
-/// slots: with [`PageOptions::always_last`] at least one and the last page is one of them, else at
-/// least 3.
+/// A budget of `n` tokens wants `n / page` pages, but at least 3; or at least 1 with
+/// [`PageOptions::always_last`], where the last page is one of them. A range of at most `n` slots
+/// wants all its pages.
 ///
 /// # Shapes
-/// `query` `[B, Hq, D]`; `bounds` as [`page_bounds`] has them; `budgets` `[B, H, 3]`, 32-bit,
-/// tokens first, of `H = Hq` or, where a group chooses together, `Hkv` heads, as `R = B * H`;
-/// `pages` is the most that a range has.
+/// `query` `[B, Hq, D]`; `bounds` as in [`page_bounds`]; `budgets` `[B, H, 3]`, 32-bit, tokens
+/// first, with `H = Hq`, or `H = Hkv` where a group chooses together; `pages` is the most pages of
+/// a range. In the result, `R` is `B * H`.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit.
@@ -161,12 +162,13 @@ pub fn page_scores(
     Ok(scored.into())
 }
 
-/// The slots of chosen pages, `[R, W]`, 32-bit, in order, `-1` behind them, and their number `[R]`;
-/// with `always_last` those of the last page too.
+/// The slots of chosen pages, and with `always_last` of each range's last page. Returns slots in
+/// order, `[R, W]`, 32-bit, with `-1` after the last, and the number of each row's slots, `[R]`.
 ///
 /// # Shapes
-/// `pages` `[R, M]`, 32-bit, ascending, of which `found` `[R]` count; `ranges` `[B, Hkv]`, with `R`
-/// a multiple of `B * Hkv`. `W` is `M * page`, a page more with `always_last`.
+/// `pages` `[R, M]`, 32-bit, ascending, of which the first `found` `[R]` count; `ranges` `[B,
+/// Hkv]`, with `R` a multiple of `B * Hkv`. `W` is `M * page`, or `(M + 1) * page` with
+/// `always_last`.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit.

@@ -1,15 +1,15 @@
-//! Pages in plain loops.
+//! The ops on pages in plain loops: the CPU path, and the oracle of the kernels' tests.
 
 use super::{PageHeads, PageOptions};
 use crate::components::sentinels::NO_SLOT;
 use crate::select::scored_rows::BUDGETS;
 
-/// Row of a page's minima.
+/// The row of a page's minima.
 fn row(offset: i32, kv_head: usize, page: usize, at: usize) -> usize {
     2 * (offset as usize / page + kv_head + at)
 }
 
-/// Writes bounds of pages, and what they are of: one row of `keys` `[S, D]` each.
+/// Writes the bounds of pages.
 pub(crate) fn bound<E: Copy>(
     keys: &[E],
     bounds: &mut [E],
@@ -44,7 +44,7 @@ pub(crate) fn bound<E: Copy>(
     }
 }
 
-/// Scores `[R, pages]`, candidates `[R]`, and how many are wanted `[R]`.
+/// Scores `[R, pages]`, numbers of candidates `[R]`, and numbers of wanted pages `[R]`.
 pub(crate) fn score(
     query: &[f32],
     bounds: &[f32],
@@ -81,7 +81,7 @@ pub(crate) fn score(
     (scores, candidates, wanted)
 }
 
-/// Pages of a range that may be chosen, and how many are.
+/// How many pages of a range are candidates, and how many of them are wanted.
 fn counts(length: usize, tokens: usize, options: PageOptions) -> [usize; 2] {
     let all = length.div_ceil(options.page);
     let afford = tokens / options.page;
@@ -92,7 +92,7 @@ fn counts(length: usize, tokens: usize, options: PageOptions) -> [usize; 2] {
     [candidates, if tokens >= length { candidates } else { count.min(candidates) }]
 }
 
-/// Slots of chosen pages `[R, W]`, and their number `[R]`.
+/// The slots of chosen pages `[R, W]`, and the number of each row's slots `[R]`.
 pub(crate) fn slots(
     pages: &[i32],
     found: &[i32],

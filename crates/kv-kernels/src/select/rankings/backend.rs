@@ -1,4 +1,5 @@
-//! What `rankings` and `group_priority_ranks` ask of a backend.
+//! The backend trait of `rankings` and `group_priority_ranks`, and its implementations for CubeCL
+//! devices and the CPU.
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
@@ -7,10 +8,11 @@ use burn_cubecl::CubeBackend;
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait RankingsOps: Backend {
-    /// Indices of every row by score, `[R, T]`.
+    /// The indices of every row, ordered by score, `[R, T]`.
     fn rankings(scores: FloatTensor<Self>) -> IntTensor<Self>;
 
-    /// When each of every row has its turn where groups compete as one, all `[R, T]`.
+    /// The rank of each entry of every row, where entries compete in groups, as a priority; all
+    /// `[R, T]`.
     fn group_priority_ranks(
         scores: FloatTensor<Self>,
         ranked: IntTensor<Self>,
@@ -35,7 +37,7 @@ impl RankingsOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The op on the CPU, by its reference.
+    //! The implementation for the CPU, which runs the reference.
 
     use burn::backend::{Flex, TensorData};
     use burn_flex::FlexTensor;

@@ -1,5 +1,5 @@
-//! The CubeCL kernels: a unit ranks a number by counting those that are better; a cube sums up a
-//! row's groups.
+//! The kernels of rankings: a unit ranks a number by counting the better ones, and a cube sums the
+//! groups of a row. Nothing is sorted.
 
 use cubecl::prelude::*;
 
@@ -9,46 +9,46 @@ use crate::components::sort_key::{index_key, not_below, sort_key};
 
 /// Units of a cube.
 pub(crate) const UNITS: usize = 256;
-/// Numbers that each unit keeps for its cube at a time.
+/// Numbers that each unit loads into shared memory at a time.
 const EACH: usize = 4;
-/// Numbers that a cube has in shared memory at a time.
+/// Numbers that a cube holds in shared memory at a time.
 const NUMBERS_PER_BLOCK: usize = UNITS * EACH;
 
-/// What is written for a rank.
+/// The result that is written for each number's rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum RankOutput {
-    /// The index of the number that has the rank; numbers are scores.
+    /// At the place of the rank, the number's index. The numbers are scores.
     Index,
-    /// The priority of the token that the number belongs to, 0 for the first and −1 for the second;
-    /// numbers are sums of groups, and merged tokens come behind all others.
+    /// At the token's place, its priority: 0 for the first rank, −1 for the second. The numbers are
+    /// sums of groups, and merged tokens rank after all others.
     Priority,
 }
 
-/// Numbers that are ranked, in rows.
+/// The rows of numbers to rank.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct RankedNumbers {
     /// `[rows, columns]`
     numbers: Box<[f32]>,
     /// Tokens by rank, `[rows, columns]`, for [`RankOutput::Priority`].
     ranked: Box<[i32]>,
-    /// Places of the tokens that others are merged into, `[rows, columns]`, [`NO_SLOT`] for none,
-    /// for [`RankOutput::Priority`].
+    /// Indices into `ranked` of the tokens that others are merged into, `[rows, columns]`,
+    /// [`NO_SLOT`] for none; for [`RankOutput::Priority`].
     parents: Box<[i32]>,
     rows: usize,
     columns: usize,
 }
 
-/// What is written of ranks; what is not asked for may be any tensor.
+/// The results. The tensor of the other [`RankOutput`] may be any tensor.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct Ranks {
-    /// `[rows, columns]`, by [`RankOutput::Index`].
+    /// `[rows, columns]`, for [`RankOutput::Index`].
     indices: Box<[i32]>,
-    /// `[rows, columns]`, by [`RankOutput::Priority`].
+    /// `[rows, columns]`, for [`RankOutput::Priority`].
     priorities: Box<[f32]>,
 }
 
-/// Ranks the numbers of every row: a unit counts the numbers that are better than its own. A cube
-/// has `UNITS` of a row.
+/// Ranks the numbers of every row. Each cube ranks `UNITS` numbers of a row, and each unit counts
+/// the numbers that are better than its own.
 #[cube(launch_unchecked)]
 pub(crate) fn rankings_kernel(
     given: &RankedNumbers,
@@ -109,7 +109,7 @@ pub(crate) fn rankings_kernel(
     }
 }
 
-/// Tokens in groups, in rows.
+/// Rows of tokens in groups.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct TokenGroups {
     /// `[rows, columns]`
@@ -118,20 +118,21 @@ pub(crate) struct TokenGroups {
     ranked: Box<[i32]>,
     /// Ranks of the tokens that others are merged into, `[rows, columns]`, negative for none.
     leaders: Box<[i32]>,
-    /// The leaders of tokens whose scores are finite, `[rows, columns]`, [`NO_SLOT`] for none.
+    /// The leaders of tokens with finite scores, `[rows, columns]`; [`NO_SLOT`] for tokens without
+    /// a leader.
     parents: Box<[i32]>,
-    /// Sums of groups, `[rows, columns]`, by rank.
+    /// Sums of groups, `[rows, columns]`, in the order of `ranked`.
     sums: Box<[f32]>,
     rows: usize,
     columns: usize,
 }
 
-/// Sums up the groups of every row, one cube a row: from the lowest rank up, each token adds its
-/// sum to its parent's.
+/// Sums the groups of every row, one cube a row: from the lowest rank up, each token adds its sum
+/// to its leader's sum.
 #[cube(launch_unchecked)]
 pub(crate) fn group_sums_kernel(
     groups: &mut TokenGroups,
-    // Whether barriers for shared memory leave memory unordered.
+    // Whether a cube's barrier leaves global memory unordered, so that a fence is needed.
     #[comptime] fenced: bool,
 ) {
     let row = CUBE_POS;
@@ -145,7 +146,7 @@ pub(crate) fn group_sums_kernel(
     while rank < columns {
         let score = groups.scores[start + groups.ranked[start + rank] as usize];
         groups.sums[start + rank] = score;
-        // Infinities and NaN join nobody.
+        // Infinite scores and NaN join no group.
         let finite = u32::reinterpret(score) & 0x7f80_0000u32 != 0x7f80_0000u32;
         let leader = groups.leaders[start + rank];
         groups.parents[start + rank] = select(finite, leader, i32::new(NO_SLOT as i64));
@@ -156,7 +157,7 @@ pub(crate) fn group_sums_kernel(
     let tiles = columns.div_ceil(NUMBERS_PER_BLOCK);
     for tile in 0..tiles {
         let first = (tiles - 1 - tile) * NUMBERS_PER_BLOCK;
-        // Tiles behind this one have handed on what they have.
+        // All later tiles have added their sums.
         sync_memory(fenced);
         #[unroll]
         for i in 0..EACH {

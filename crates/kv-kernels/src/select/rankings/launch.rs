@@ -1,4 +1,4 @@
-//! Launches on CubeCL devices.
+//! Launches `rankings` and `group_priority_ranks` on CubeCL devices.
 
 use burn::backend::{DType, Shape, TensorMetadata};
 use burn_cubecl::kernel::into_contiguous;
@@ -11,7 +11,7 @@ use super::kernel::{
 };
 use crate::backend::client::{empty_like, grid, is_cuda};
 
-/// Indices of every row by score, `[R, T]`.
+/// The indices of every row, ordered by score, `[R, T]`.
 pub(super) fn rankings(scores: CubeTensor) -> CubeTensor {
     let [rows, columns] = scores.shape().dims();
     let scores = into_contiguous(scores);
@@ -38,7 +38,7 @@ pub(super) fn rankings(scores: CubeTensor) -> CubeTensor {
     ranked
 }
 
-/// When each of every row has its turn, `[R, T]`.
+/// The priorities of every row's entries, `[R, T]`.
 pub(super) fn group_priority_ranks(
     scores: CubeTensor,
     ranked: CubeTensor,
@@ -51,7 +51,7 @@ pub(super) fn group_priority_ranks(
     let none = empty_like(&scores, Shape::from([1]), DType::I32);
     let client = scores.client.clone();
     let cube = CubeDim::new_1d(UNITS as u32);
-    // SAFETY: shapes were checked; places are taken at their word.
+    // SAFETY: shapes were checked; the given indices are trusted.
     unsafe {
         group_sums_kernel::launch_unchecked(
             &client,

@@ -1,4 +1,4 @@
-//! Scores as rankings, and the priorities of tokens whose groups compete as one.
+//! Rankings of scores, and the ranks of entries that compete in groups.
 
 mod backend;
 #[cfg(feature = "gpu")]
@@ -17,7 +17,8 @@ use backend::RankingsOps;
 /// The longest row.
 const MOST: usize = 1 << 20;
 
-/// Indices of every row by score: the highest first, the lower index among equals, NaN last.
+/// The indices of every row, ordered by score: the highest score first, the lower index among
+/// equals, NaN last.
 ///
 /// # Shapes
 /// `scores` `[R, T]`, f32, `T` up to 1,048,576. Returns `[R, T]`, 32-bit.
@@ -34,10 +35,10 @@ pub fn rankings(scores: Tensor<2>) -> Result<Tensor<2, Int>, KernelError> {
 /// rank, −1 for the second, and so on.
 ///
 /// 1. From the lowest entry of `ranked` up, an entry with a leader and a finite score joins the
-///    leader's group: the leader's sum grows by the entry's sum, which is the entry's score and all
-///    that has joined it before. Negative sums add nothing.
-/// 2. Entries that have joined no group come first, by descending sum; entries that have joined one
-///    follow, by descending sum. Among equal sums the higher entry of `ranked` comes first.
+///    leader's group: the leader's sum grows by the entry's sum, which is the entry's score and the
+///    sums of all entries that have joined it. Negative sums add nothing.
+/// 2. Entries that have joined no group come first, by descending sum; entries that have joined a
+///    group follow, by descending sum. Among equal sums the higher entry of `ranked` comes first.
 ///
 /// The order of the additions is fixed, so that all devices find equal sums.
 ///

@@ -1,8 +1,8 @@
-//! Rankings and priorities in plain loops.
+//! Rankings in plain loops: the CPU path, and the oracle of the kernels' tests.
 
 use std::cmp::Ordering;
 
-/// All indices by score, highest first; the lower index among equals, NaN last.
+/// All indices ordered by score, the highest first; the lower index among equals, NaN last.
 pub(crate) fn ranking(scores: &[f32]) -> Vec<i32> {
     let mut order: Vec<i32> = (0..scores.len() as i32).collect();
     order.sort_by(|&a, &b| descending(scores[a as usize], scores[b as usize]));
@@ -29,7 +29,7 @@ pub(crate) fn priorities(scores: &[f32], ranked: &[i32], leaders: &[i32]) -> Vec
     priorities
 }
 
-/// Higher first, equal floats equal (`-0.0` and `0.0` too), NaN last.
+/// An order with the higher number first, equal numbers equal (`-0.0` and `0.0` too), and NaN last.
 fn descending(a: f32, b: f32) -> Ordering {
     match (a.is_nan(), b.is_nan()) {
         (false, false) => b.partial_cmp(&a).unwrap_or(Ordering::Equal),

@@ -1,4 +1,4 @@
-//! What `top_slots` asks of a backend.
+//! The backend trait of `top_slots`, and its implementations for CubeCL devices and the CPU.
 
 use burn::backend::tensor::IntTensor;
 use burn::backend::{Backend, backend_extension};
@@ -9,8 +9,8 @@ use super::args::TopSlotsArgs;
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait TopSlotsOps: Backend {
-    /// Ascending indices `[R, most]` of the chosen scores of every row, `-1` behind them, and their
-    /// number `[R]`.
+    /// The ascending indices of each row's chosen scores, `[R, most]`, with `-1` after the last,
+    /// and their number, `[R]`.
     fn top_slots(#[extension_type] args: TopSlotsArgs<Self>) -> (IntTensor<Self>, IntTensor<Self>);
 }
 
@@ -23,7 +23,7 @@ impl TopSlotsOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The op on the CPU, by its reference.
+    //! The implementation for the CPU, which runs the reference.
 
     use burn::backend::{Flex, TensorData};
     use burn_flex::FlexTensor;

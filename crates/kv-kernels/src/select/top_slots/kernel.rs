@@ -1,4 +1,5 @@
-//! The CubeCL kernel, one cube a row: see [`crate::select`].
+//! The kernel of `top_slots`, with one cube a row. It finds the lowest chosen score by radix select
+//! (`components/top_k.rs`) and then lists all scores from it on, so that nothing is sorted.
 
 use cubecl::prelude::*;
 
@@ -6,7 +7,7 @@ use crate::components::sentinels::NO_SLOT;
 use crate::components::sort_key::{index_key, not_below, sort_key};
 use crate::components::top_k::{Counts, Place, RankedRow, Search, threshold};
 
-/// What is chosen of a row.
+/// The rule by which scores of a row are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Rule {
     /// The highest scores.
@@ -18,16 +19,16 @@ pub(crate) enum Rule {
 /// Units whose counts are summed together.
 const GROUP: usize = 32;
 
-/// Rows of scores, and what is wanted of each.
+/// Rows of scores, and how many of each row, or from which score on, are wanted.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct WantedRows<N: Size> {
     /// `[R, columns]`, in vectors of `N`.
     scores: Box<[Vector<f32, N>]>,
-    /// How many scores count, `[R]`.
+    /// Candidates of each row, `[R]`.
     lengths: Box<[i32]>,
-    /// How many are wanted, `[R]`, by [`Rule::Top`].
+    /// How many scores are wanted, `[R]`, for [`Rule::Top`].
     counts: Box<[i32]>,
-    /// The least that is wanted, `[R]`, by [`Rule::Above`].
+    /// The lowest wanted score, `[R]`, for [`Rule::Above`].
     bounds: Box<[f32]>,
     /// `R`
     rows: usize,
@@ -35,18 +36,18 @@ pub(crate) struct WantedRows<N: Size> {
     columns: usize,
 }
 
-/// What is chosen.
+/// The chosen indices.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct ChosenSlots {
-    /// Ascending, `[R, most]`, [`NO_SLOT`] behind the last.
+    /// Ascending indices, `[R, most]`, with [`NO_SLOT`] after the last.
     indices: Box<[i32]>,
-    /// How many there are, `[R]`.
+    /// How many indices each row has, `[R]`.
     found: Box<[i32]>,
-    /// Room of a row.
+    /// The most indices of a row.
     most: usize,
 }
 
-/// A cube a row.
+/// Chooses scores by one cube a row.
 #[cube(launch_unchecked)]
 pub(crate) fn top_slots_kernel<N: Size>(
     asked: &WantedRows<N>,
@@ -76,11 +77,12 @@ pub(crate) fn top_slots_kernel<N: Size>(
         high = place.high;
         low = place.low;
     } else if u32::reinterpret(asked.bounds[row]) & 0x7fff_ffffu32 > 0x7f80_0000u32 {
-        // Nothing is from NaN on.
+        // A bound of NaN admits no score.
         wanted = 0u32;
     }
 
-    // Units have neighbouring scores: how many each keeps says where it writes.
+    // Each unit has neighbouring scores, so that the counts of the units before it say where it
+    // writes.
     let segment = columns.div_ceil(units);
     let first = min(unit * segment, columns);
     let last = min(first + segment, columns);
@@ -133,7 +135,7 @@ pub(crate) fn top_slots_kernel<N: Size>(
             }
         }
     }
-    // The last unit knows how many there are; all mark what stays free.
+    // The last unit knows the total; all units mark the free places.
     sync_cube();
     if unit == comptime!(units - 1) {
         groups[0] = before + kept;

@@ -1,4 +1,4 @@
-//! The launch on CubeCL devices.
+//! Launches `top_slots` on CubeCL devices.
 
 use burn::backend::{DType, Shape, TensorMetadata};
 use burn_cubecl::CubeBackend;
@@ -11,7 +11,7 @@ use super::kernel::{ChosenSlotsLaunch, Rule, WantedRowsLaunch, top_slots_kernel}
 use crate::backend::client::{empty_like, grid, vector_lanes, widest_cube};
 use crate::components::top_k::Search;
 
-/// Chosen indices, and how many there are.
+/// Returns chosen indices, and the number of each row's indices.
 pub(super) fn run(args: TopSlotsArgs<CubeBackend>) -> (CubeTensor, CubeTensor) {
     let TopSlotsArgs { scores, lengths, counts, bounds, most, by_bound } = args;
     let scores = into_contiguous(scores);

@@ -1,4 +1,5 @@
-//! The best slots of every row of scores, found on the device: by number or by a bound.
+//! The highest scores of every row, chosen on the device: a given number of them, or all from a
+//! bound on.
 
 mod args;
 mod backend;
@@ -20,26 +21,26 @@ const OP: &str = "top_slots";
 /// The longest row.
 const MOST: usize = 1 << 20;
 
-/// What is chosen of every row.
+/// The rule by which scores are chosen from every row.
 #[derive(Debug, Clone)]
 pub enum Choice {
-    /// So many of the highest scores, `[R]`, 32-bit: the lower index among equals, NaN last.
+    /// A number of the highest scores, `[R]`, 32-bit; the lower index among equals, NaN last.
     Top(Tensor<1, Int>),
-    /// All scores from a bound on, `[R]`, f32.
+    /// All scores from a bound on; the bounds are `[R]`, f32.
     Above(Tensor<1>),
 }
 
-/// What was chosen.
+/// The chosen scores.
 #[derive(Debug, Clone)]
 pub struct Chosen {
-    /// Ascending indices, `[R, most]`, 32-bit; `-1` behind the last one.
+    /// Ascending indices, `[R, most]`, 32-bit, with `-1` after the last.
     pub indices: Tensor<2, Int>,
-    /// How many there are, `[R]`, 32-bit.
+    /// The number of each row's indices, `[R]`, 32-bit.
     pub counts: Tensor<1, Int>,
 }
 
-/// Chooses among the first `lengths` scores of every row, up to `most`; of more from a bound on,
-/// the first ones.
+/// Chooses among the first `lengths` scores of every row, at most `most`. Where more scores reach a
+/// bound, the first ones are chosen.
 ///
 /// # Shapes
 /// `scores` `[R, T]`, f32, `T` up to 1,048,576; `lengths` `[R]`, 32-bit, up to `T` (on the device,

@@ -5,7 +5,7 @@ use burn::backend::{Backend, ExtensionType};
 
 use crate::Share;
 
-/// The windows whose starts are looked for.
+/// The ranges and positions in which windows start.
 #[derive(ExtensionType)]
 pub(crate) struct WindowStartsArgs<B: Backend> {
     /// `[S]`

@@ -1,4 +1,4 @@
-//! What `window_starts` asks of a backend.
+//! The backend trait of `window_starts`, and its implementations for CubeCL devices and the CPU.
 
 use burn::backend::tensor::IntTensor;
 use burn::backend::{Backend, backend_extension};
@@ -9,7 +9,7 @@ use super::args::WindowStartsArgs;
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait WindowStartsOps: Backend {
-    /// The first slot of each range at or behind the start of its sequence's window.
+    /// The first slot of each range that is at or after the start of its sequence's window.
     fn window_starts(#[extension_type] args: WindowStartsArgs<Self>) -> IntTensor<Self>;
 }
 
@@ -22,7 +22,7 @@ impl WindowStartsOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The op on the CPU, by its reference.
+    //! The implementation for the CPU, which runs the reference.
 
     use burn::backend::{Flex, TensorData};
     use burn_flex::FlexTensor;

@@ -1,4 +1,4 @@
-//! The CubeCL kernel: a unit a range.
+//! The kernel of `window_starts`, with one unit a range: a binary search, as positions ascend.
 
 use cubecl::prelude::*;
 
@@ -20,7 +20,7 @@ pub(crate) fn window_starts_kernel(
         terminate!();
     }
     let number = u32::cast_from(newest[kv_head / kv_heads] + 1);
-    // Tokens are counted from 1 there, positions from 0.
+    // The share counts tokens from 1, positions count from 0.
     let first = i32::cast_from(share.mul_hi(number)) - 1;
     let offset = ranges.offsets[kv_head];
     let mut low = i32::new(0);

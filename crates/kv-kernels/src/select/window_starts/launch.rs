@@ -1,4 +1,4 @@
-//! The launch on CubeCL devices.
+//! Launches `window_starts` on CubeCL devices.
 
 use burn::backend::{DType, TensorMetadata};
 use burn_cubecl::CubeBackend;
@@ -12,7 +12,7 @@ use super::kernel::window_starts_kernel;
 use crate::backend::client::empty_like;
 use crate::components::pool::HeadRangesLaunch;
 
-/// The first slot of each range that its sequence's window has.
+/// The first slot of each range within its sequence's window.
 pub(super) fn run(args: WindowStartsArgs<CubeBackend>) -> CubeTensor {
     let WindowStartsArgs { positions, offsets, lengths, newest, share } = args;
     let total_kv_heads = offsets.shape().num_elements();

@@ -1,4 +1,4 @@
-//! Where windows begin whose start moves on with the sequence.
+//! The first slots of windows whose start moves on with the sequence (PSAW).
 
 mod args;
 mod backend;
@@ -18,13 +18,13 @@ use backend::WindowStartsOps;
 
 const OP: &str = "window_starts";
 
-/// The first slot of every range, counted from the range's own first one, that its sequence's
-/// newest token sees: the first at position [`Share::first_seen`] or behind; the range's length
-/// where there is none. As [`crate::SlotView::Window`] takes them.
+/// The first slot of every range that its sequence's newest token sees, counted from the range's
+/// first slot, as [`crate::SlotView::Window`] takes it: the first slot at or after position
+/// [`Share::first_seen`], or the range's length where there is none.
 ///
 /// # Shapes
-/// `positions` `[S]`, which ascend within every range; `newest` `[B]`, positions of the newest
-/// tokens; 32-bit. Returns `[B, Hkv]`.
+/// `positions` `[S]`, which ascend within every range; `newest` `[B]`, the positions of the newest
+/// tokens; both 32-bit. Returns `[B, Hkv]`.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit.

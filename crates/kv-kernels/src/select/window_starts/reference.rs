@@ -1,8 +1,8 @@
-//! The same on the host.
+//! `window_starts` in plain loops: the CPU path, and the oracle of the kernel's tests.
 
 use crate::Share;
 
-/// Starts of all ranges, `[B, Hkv]`.
+/// The window starts of all ranges, `[B, Hkv]`.
 pub(crate) fn starts(
     positions: &[i32],
     offsets: &[i32],

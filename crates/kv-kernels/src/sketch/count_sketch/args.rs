@@ -5,7 +5,7 @@ use burn::backend::{Backend, ExtensionType};
 
 use super::SketchConfig;
 
-/// Sketches, as [`crate::SketchSource`] has them.
+/// The tensors of sketches ([`crate::SketchSource`]).
 #[derive(ExtensionType)]
 pub(crate) struct SketchTensors<B: Backend> {
     /// `[N, D]`
@@ -14,13 +14,13 @@ pub(crate) struct SketchTensors<B: Backend> {
     pub(crate) values: FloatTensor<B>,
     /// `[P, 6]`
     pub(crate) heads: IntTensor<B>,
-    /// `[P, r * 4]`, or `[1, r * T]` where they are tabled.
+    /// `[P, r * 4]`, or a table `[1, r * T]`.
     pub(crate) hashes: IntTensor<B>,
     pub(crate) most_entries: usize,
     pub(crate) config: SketchConfig,
 }
 
-/// Tokens that go into sketches.
+/// The tokens to add to sketches.
 #[derive(ExtensionType)]
 pub(crate) struct InsertArgs<B: Backend> {
     #[extension_type]
@@ -31,6 +31,6 @@ pub(crate) struct InsertArgs<B: Backend> {
     pub(crate) keys: FloatTensor<B>,
     /// `[P, M, D]`
     pub(crate) values: FloatTensor<B>,
-    /// How often each is added.
+    /// The factor of each token.
     pub(crate) sign: f32,
 }

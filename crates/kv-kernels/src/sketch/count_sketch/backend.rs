@@ -1,4 +1,5 @@
-//! What the ops on count-sketches ask of a backend.
+//! The backend trait of the ops on count-sketches, and its implementations for CubeCL devices and
+//! the CPU.
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, DType, backend_extension};
@@ -9,12 +10,12 @@ use super::args::{InsertArgs, SketchTensors};
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait CountSketchOps: Backend {
-    /// Adds tokens to sketches, in place; returns the sketches' keys and values.
+    /// Adds tokens to sketches, in place. Returns the sketches' keys and values.
     fn sketch_insert(
         #[extension_type] args: InsertArgs<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// Estimated keys and values `[P, M, D]` of tokens `[P, M]`.
+    /// Estimates keys and values `[P, M, D]` of tokens `[P, M]`.
     fn sketch_query(
         #[extension_type] sketch: SketchTensors<Self>,
         tokens: IntTensor<Self>,
@@ -39,7 +40,7 @@ impl CountSketchOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The op on the CPU, by its reference.
+    //! The implementation for the CPU, which runs the reference.
 
     use burn::backend::{DType, Flex, Shape};
     use burn_flex::FlexTensor;
@@ -58,7 +59,8 @@ mod cpu {
             let tokens = tokens.to_contiguous();
             let (keys, values) = (wide(&keys), wide(&values));
             let (mut to_keys, mut to_values) = (owned(sketch.keys), owned(sketch.values));
-            // Summed up first, and added to the entries at once, which rounds them once.
+            // Tokens are summed first, and each sum is added to its entry at once, which rounds the
+            // entry once.
             let [mut key_sums, mut value_sums] = [&to_keys, &to_values]
                 .map(|entries| vec![0.0f32; entries.layout().shape().num_elements()]);
             for (at, token) in slice::<i32>(&tokens).iter().enumerate() {
@@ -108,12 +110,12 @@ mod cpu {
     }
 
     impl SketchTensors<Flex> {
-        /// Heads and hashes, packed.
+        /// Heads and hashes without gaps.
         pub(crate) fn tables(&self) -> [FlexTensor; 2] {
             [&self.heads, &self.hashes].map(FlexTensor::to_contiguous)
         }
 
-        /// The sketch on the host, whose heads and hashes are in `tables`.
+        /// The sketch on the host. `tables` holds its heads and hashes.
         pub(crate) fn on_host<'a>(&self, tables: &'a [FlexTensor; 2]) -> HostSketch<'a> {
             HostSketch {
                 heads: slice(&tables[0]),

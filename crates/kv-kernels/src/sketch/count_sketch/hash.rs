@@ -1,10 +1,10 @@
-//! Which entry of a bucket a token goes into, and with which sign.
+//! Hashes a token to its entry in a bucket, and to its sign.
 //!
-//! A token's hash in a bucket is the upper half of `a J + c` in 64 bits, with `a` and `c` drawn
-//! once from the seed: strongly universal (Dietzfelbinger, 1996), so that two tokens meet in a
-//! bucket of `b` entries with probability `1 / b`. That alone spreads consecutive tokens evenly
-//! rather than at random, hence a bijection that mixes all bits behind it, which leaves the
-//! guarantee as it is. The hash's upper bits choose the entry, its lowest one the sign.
+//! A token `J` has the hash `a J + c` in a bucket, in 64 bits, of which the upper half is used; `a`
+//! and `c` are drawn once from the seed. The hash is strongly universal (Dietzfelbinger, 1996): two
+//! tokens meet in a bucket of `b` entries with probability `1 / b`. But it spreads consecutive
+//! tokens evenly, not at random. So a bijection that mixes all bits follows it, which keeps the
+//! guarantee. The upper bits choose the entry, and the lowest bit the sign.
 
 use burn::tensor::{DType, Device, Int, Tensor};
 
@@ -12,39 +12,39 @@ use crate::KernelError;
 use crate::backend::check::Check;
 use crate::layers::random::mix;
 
-/// Numbers of a hash function: `a` and `c`, lower half first.
+/// 32-bit words of a hash function: `a` and `c`, the lower half first.
 const WORDS: usize = 4;
 
-/// Where tokens go.
+/// How tokens are hashed.
 #[derive(Debug, Clone)]
 pub enum SketchHashes {
-    /// Hash functions of each range and bucket, `[P, r, 4]`, 32-bit ([`SketchHashes::seeded`]).
+    /// Hash functions for each range and bucket, `[P, r, 4]`, 32-bit ([`SketchHashes::seeded`]).
     Seeded(Tensor<3, Int>),
-    /// The same for all ranges, `[r, T]`, 32-bit, for every token: twice its entry in the bucket,
+    /// One table of hashes for all ranges, `[r, T]`, 32-bit: twice a token's entry in the bucket,
     /// plus 1 where its sign is negative ([`SketchHashes::table`]).
     Table(Tensor<2, Int>),
 }
 
 impl SketchHashes {
-    /// Hash functions of `buckets` buckets for every range, each from its own seed.
+    /// Hash functions of `buckets` buckets for every range, from a seed for each range.
     pub fn seeded(seeds: &[[u32; 2]], buckets: usize, device: &Device) -> Self {
         let words = seeds.iter().flat_map(|seed| {
             let count = (buckets * WORDS) as u32;
             (0..count).map(move |word| coefficient(*seed, word) as i32)
         });
         let words: Vec<i32> = words.collect();
-        // Flat first: some devices pad the rows of what they are given as a matrix.
+        // The data is made flat: some devices pad the rows of a matrix.
         let words = Tensor::<1, Int>::from_data(words.as_slice(), (device, DType::I32));
         Self::Seeded(words.reshape([seeds.len(), buckets, WORDS]))
     }
 
-    /// Given entries (within their buckets) and signs (of which negative ones count as −1), `[r,
-    /// T]`, row-major. Entries must lie within their buckets, and tokens within the table: neither
-    /// is checked where it is used.
+    /// A table of given entries (counted within their bucket) and signs (negative ones count as
+    /// −1), `[r, T]`, row-major. Entries must lie within their buckets, and tokens within the
+    /// table; kernels do not check this.
     ///
     /// # Errors
-    /// [`KernelError::Unsupported`] for lists of unequal length, and of one that `buckets` do not
-    /// share.
+    /// [`KernelError::Unsupported`] where the lists differ in length, or their length is not a
+    /// multiple of `buckets`.
     pub fn table(
         entries: &[u32],
         signs: &[f32],
@@ -90,7 +90,7 @@ impl SketchHashes {
         }
     }
 
-    /// All numbers, `[ranges or 1, r * width]`.
+    /// All hash functions or tables, `[ranges or 1, r * width]`.
     pub(crate) fn flat(&self) -> Tensor<2, Int> {
         match self {
             Self::Seeded(functions) => {
@@ -105,12 +105,13 @@ impl SketchHashes {
     }
 }
 
-/// The `word`-th number of a seed's hash functions.
+/// Word number `word` of a seed's hash functions.
 fn coefficient([low, high]: [u32; 2], word: u32) -> u32 {
     mix(mix(mix(low) ^ high) ^ word)
 }
 
-/// A token's entry among `entries`, and whether its sign is negative, by the function `[a, c]`.
+/// A token's entry, out of `entries` entries, and whether its sign is negative. `words` holds `a`
+/// and `c`.
 pub(crate) fn hashed(words: &[i32], token: u32, entries: u32) -> (u32, bool) {
     let wide = |low: i32, high: i32| u64::from(low as u32) | (u64::from(high as u32) << 32);
     let (a, c) = (wide(words[0], words[1]), wide(words[2], words[3]));
@@ -130,7 +131,7 @@ pub(crate) mod kernel {
     /// Twice a token's entry in `bucket` of a range, plus 1 where its sign is negative.
     ///
     /// # Shapes
-    /// `hashes` `[P, r, 4]`, or `[r, tokens]` where they are tabled.
+    /// `hashes` `[P, r, 4]`, or a table `[r, tokens]`.
     #[cube]
     pub(crate) fn hash_of(
         hashes: &[i32],
@@ -157,13 +158,13 @@ pub(crate) mod kernel {
         }
     }
 
-    /// The sign of a place.
+    /// The sign of a hash.
     #[cube]
     pub(crate) fn sign_of(hash: u32) -> f32 {
         select(hash % 2u32 == 1u32, -1.0f32, 1.0f32)
     }
 
-    /// What a key is multiplied with in an entry.
+    /// The factor of a key in an entry: its sign, or 1 where keys have no signs.
     #[cube]
     pub(crate) fn key_sign(hash: u32, #[comptime] config: SketchConfig) -> f32 {
         let mut sign = 1.0f32;

@@ -1,4 +1,6 @@
-//! The kernel that adds tokens: a cube an entry, which looks for its tokens among all.
+//! The kernel that adds tokens to sketches, with one cube an entry: the cube looks through all
+//! tokens of its range for those of its entry. So no two cubes write one entry, and sums have a
+//! fixed order.
 
 use cubecl::prelude::*;
 
@@ -6,11 +8,11 @@ use super::hash::kernel::{hash_of, sign_of};
 use super::kernel_args::{Sketch, TokenRows};
 use super::{HEAD_FIELDS, SketchConfig};
 
-/// Units of a cube, which look at as many tokens at a time.
+/// Units of a cube. The cube looks at as many tokens at a time.
 pub(crate) const UNITS: usize = 128;
 
-/// Adds `sign` times the tokens. Ranges have `most` entries at most, in rows of so many `columns`
-/// as vectors of 4.
+/// Adds `sign` times the tokens. A range has at most `most` entries. Rows have `columns` vectors of
+/// 4.
 #[cube(launch_unchecked)]
 pub(crate) fn insert_kernel<F: Float>(
     sketch: &mut Sketch,
@@ -36,15 +38,15 @@ pub(crate) fn insert_kernel<F: Float>(
     let bucket = entry / entries;
     let within = (entry % entries) as u32;
     let unit = UNIT_POS as usize;
-    // Keys before values.
+    // The first units take keys, the later ones values.
     let is_key = unit < columns;
     let column = select(is_key, unit, unit - columns);
     let mine = unit < 2usize * columns;
     let at = (first + entry) * columns + column;
 
-    // 0 for tokens that go elsewhere, else their sign.
+    // A token's sign, or 0 where the token belongs to another entry.
     let mut signs = Shared::<[f32]>::new_slice(UNITS);
-    // Added to the entry at once, which rounds it once.
+    // The sum is added to the entry at once, which rounds the entry once.
     let mut sum = Vector::<f32, Const<4>>::new(0.0f32);
     let chunks = count.div_ceil(UNITS);
     for chunk in 0..chunks {

@@ -1,4 +1,4 @@
-//! A sketch as kernels take it.
+//! Arguments of the kernels of count-sketches.
 
 use cubecl::prelude::*;
 
@@ -18,7 +18,7 @@ pub(crate) struct Sketch {
 /// Tokens, and their keys and values.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct TokenRows<F: Float> {
-    /// Positions, `[P, count]`, negative for none.
+    /// Indices of tokens, `[P, count]`, negative for none.
     pub(super) tokens: Box<[i32]>,
     /// `[P, count, D]`, in vectors of 4.
     pub(super) keys: Box<[Vector<F, Const<4>>]>,

@@ -1,4 +1,4 @@
-//! Launches on CubeCL devices.
+//! Launches the ops on count-sketches on CubeCL devices.
 
 use burn::backend::{DType, Shape, TensorMetadata};
 use burn_cubecl::CubeBackend;
@@ -49,7 +49,7 @@ pub(super) fn insert(args: InsertArgs<CubeBackend>) -> (CubeTensor, CubeTensor) 
     (sketch_keys, sketch_values)
 }
 
-/// Keys and values `[P, M, D]` of tokens `[P, M]`.
+/// Estimates keys and values `[P, M, D]` of tokens `[P, M]`.
 pub(super) fn query(
     sketch: SketchTensors<CubeBackend>,
     tokens: CubeTensor,
@@ -62,7 +62,7 @@ pub(super) fn query(
     let client = keys.client.clone();
     let units = ranges * count * head_dim / 4;
     let cube_dim = CubeDim::new(&client, units);
-    // SAFETY: as above.
+    // SAFETY: as in `insert`.
     unsafe {
         query::query_kernel::launch_unchecked(
             &client,

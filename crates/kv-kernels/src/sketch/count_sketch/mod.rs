@@ -1,10 +1,10 @@
-//! Count-sketches of tokens: many tokens in a few entries, out of which each can be estimated again
-//! (KVReviver, algorithms 1 and 2).
+//! Count-sketches of tokens: many tokens share few entries, and each token can be estimated from
+//! them again (KVReviver, algorithms 1 and 2).
 //!
-//! A range's sketch has `r` buckets of `b` entries, each a key and a value. A token goes into one
-//! entry of every bucket, which one a hash of its index says; its estimate is the elementwise
-//! median of what these entries hold. `hash.rs` says where and with which sign, `insert.rs` and
-//! `query.rs` are the kernels.
+//! A range's sketch has `r` buckets of `b` entries, and an entry is a key and a value. A token is
+//! added to one entry of every bucket, with a sign; a hash of its index chooses both (`hash.rs`).
+//! Its estimate is the elementwise median of these entries times their signs. `insert.rs` and
+//! `query.rs` have the kernels.
 
 pub(crate) mod args;
 mod backend;
@@ -38,26 +38,26 @@ pub const HEAD_FIELDS: usize = 6;
 /// The sketches of all ranges, to be read.
 #[derive(Debug, Clone, Copy)]
 pub struct SketchSource<'a> {
-    /// Entries, `[N, D]`, f32: those of a range together, bucket after bucket.
+    /// Keys of entries, `[N, D]`, f32. A range's entries lie together, bucket after bucket.
     pub keys: &'a Tensor<2>,
-    /// Entries of values, `[N, D]`, f32, in the order of the keys' entries.
+    /// Values of entries, `[N, D]`, f32, in the order of the keys.
     pub values: &'a Tensor<2>,
-    /// Six numbers of every range, `[P, 6]`, 32-bit: its first entry, its entries a bucket, its
-    /// first token among those of all ranges, the tokens that it has room for, and, for
-    /// [`crate::update_sketch`], the slots that it keeps exactly and how many of them for the most
-    /// recent tokens. A range without entries has no sketch.
+    /// Six numbers of every range, `[P, 6]`, 32-bit: its first entry; its entries a bucket; its
+    /// first token among the tokens of all ranges; the tokens that it has room for; and, for
+    /// [`crate::update_sketch`], the slots that it keeps exactly, and how many of these are for the
+    /// most recent tokens. A range without entries has no sketch.
     pub heads: &'a Tensor<2, Int>,
-    /// The most entries of a range, of all its buckets: kernels take room for no more.
+    /// The most entries of a range, over all its buckets. Kernels have room for no more.
     pub most_entries: usize,
-    /// Where tokens go.
+    /// How tokens are hashed to entries.
     pub hashes: &'a SketchHashes,
-    /// Whether keys have signs as values have. Without, as the paper has it, what shares an entry
-    /// adds up, and estimates of keys are biased by its mean.
+    /// Whether keys have signs, as values have. Without signs, as in the paper, the keys of an
+    /// entry add up, and their mean biases estimates of keys.
     pub signed_keys: bool,
 }
 
-/// The sketches of all ranges, to be written in place; as for [`crate::SlotPool`], hold the only
-/// references.
+/// The sketches of all ranges, to be written in place. As in [`crate::SlotPool`], the caller should
+/// hold the only references.
 #[derive(Debug)]
 pub struct SketchPool<'a> {
     /// `[N, D]`
@@ -66,35 +66,35 @@ pub struct SketchPool<'a> {
     pub values: &'a mut Tensor<2>,
     /// `[P, 6]`
     pub heads: &'a Tensor<2, Int>,
-    /// As in [`SketchSource`].
+    /// The most entries of a range, as in [`SketchSource`].
     pub most_entries: usize,
-    /// As in [`SketchSource`].
+    /// How tokens are hashed, as in [`SketchSource`].
     pub hashes: &'a SketchHashes,
-    /// As in [`SketchSource`].
+    /// Whether keys have signs, as in [`SketchSource`].
     pub signed_keys: bool,
 }
 
-/// What fixes the generated code of all that works on sketches.
+/// Comptime configuration of all kernels that read or write sketches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct SketchConfig {
     /// `r`
     pub(crate) buckets: usize,
     pub(crate) signed_keys: bool,
-    /// Tokens whose entries and signs are given rather than hashed.
+    /// Tokens of the table, where entries and signs are given and not hashed.
     pub(crate) tabled: Option<usize>,
 }
 
-/// Adds tokens to the sketches of their ranges, in place: `sign` times each, so that −1 takes out
-/// what +1 put in. The tokens of an entry are summed in their order, whatever the device, and added
-/// to it at once.
+/// Adds `sign` times each token to its range's sketch, in place: −1 takes out what +1 has put in.
+/// The tokens of an entry are summed in their order, on every device, and the sum is added to the
+/// entry at once.
 ///
 /// # Shapes
 /// `tokens` `[P, M]`, 32-bit: indices of the tokens, negative for none; `keys`, `values` `[P, M,
 /// D]`, of one dtype (f32, f16 or bf16).
 ///
 /// # Errors
-/// [`KernelError`] where shapes, dtypes or devices do not fit; nothing is changed. What `heads`
-/// says is on the device and is not checked.
+/// [`KernelError`] where shapes, dtypes or devices do not fit; nothing is changed. The numbers in
+/// `heads` are on the device and are not checked.
 pub fn sketch_insert(
     pool: SketchPool<'_>,
     tokens: Tensor<2, Int>,
@@ -128,8 +128,8 @@ pub fn sketch_insert(
     Ok(())
 }
 
-/// Estimates tokens: the elementwise median over the buckets, the mean of the middle two where `r`
-/// is even. Returns keys and values `[P, M, D]` of `dtype`, zeros for negative tokens.
+/// Estimates tokens by the elementwise median over the buckets; where `r` is even, the mean of the
+/// middle two. Returns keys and values `[P, M, D]` of `dtype`, zeros for negative tokens.
 ///
 /// # Shapes
 /// `tokens` `[P, M]`, 32-bit.
@@ -164,7 +164,7 @@ impl SketchPool<'_> {
         SketchSource { keys, values, heads, most_entries, hashes, signed_keys }
     }
 
-    /// The tensors, until [`Self::put_back`].
+    /// Takes the tensors, until [`Self::put_back`].
     pub(crate) fn take(&mut self, check: &Check, config: SketchConfig) -> SketchTensors<Dispatch> {
         SketchTensors {
             keys: check.take(self.keys).into_dispatch(),
@@ -183,7 +183,7 @@ impl SketchPool<'_> {
 }
 
 impl SketchSource<'_> {
-    /// Checks all but what is on the device.
+    /// Checks everything except what is on the device.
     pub(crate) fn check(&self, check: &Check) -> Result<SketchConfig, KernelError> {
         check.supported()?;
         let [entries, head_dim] = self.keys.dims();

@@ -1,4 +1,4 @@
-//! The kernel that estimates tokens, and the median that all who read sketches share.
+//! The kernel that estimates tokens, and the median that all readers of sketches share.
 
 use cubecl::prelude::*;
 
@@ -6,7 +6,7 @@ use super::hash::kernel::{hash_of, sign_of};
 use super::kernel_args::{Sketch, TokenRows};
 use super::{HEAD_FIELDS, SketchConfig};
 
-/// The elementwise median of `count` vectors, whose order it changes.
+/// The elementwise median of `count` vectors, which are reordered.
 #[cube]
 pub(crate) fn median<F: Float, N: Size>(
     parts: &mut Array<Vector<F, N>>,
@@ -16,7 +16,7 @@ pub(crate) fn median<F: Float, N: Size>(
         let (low, high) = (parts[0].min(parts[1]), parts[0].max(parts[1]));
         low.max(high.min(parts[2]))
     } else {
-        // Few enough for neighbours to be exchanged, and all at once.
+        // A bubble sort: there are few vectors, and all elements are sorted at once.
         #[unroll]
         for round in 1..count {
             #[unroll]
@@ -35,7 +35,8 @@ pub(crate) fn median<F: Float, N: Size>(
     }
 }
 
-/// Writes the keys and values of tokens. A unit has a vector of 4 of a token, of so many `columns`.
+/// Writes the estimated keys and values of tokens. Each unit has one vector of 4 out of the
+/// `columns` of a token.
 #[cube(launch_unchecked)]
 pub(crate) fn query_kernel<F: Float>(
     sketch: &Sketch,

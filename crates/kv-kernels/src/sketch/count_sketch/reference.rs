@@ -1,14 +1,14 @@
-//! The op in plain loops: the CPU path, and the oracle of the kernels' tests.
+//! The ops on count-sketches in plain loops: the CPU path, and the oracle of the kernels' tests.
 
 use super::hash::hashed;
 use super::{HEAD_FIELDS, MAX_BUCKETS, SketchConfig};
 
-/// Where tokens go, on the host.
+/// The heads and hashes of sketches, on the host.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HostSketch<'a> {
     /// `[P, 6]`
     pub(crate) heads: &'a [i32],
-    /// `[P, r, 4]`, or `[r, T]` where they are tabled.
+    /// `[P, r, 4]`, or a table `[r, T]`.
     pub(crate) hashes: &'a [i32],
     pub(crate) config: SketchConfig,
     /// `D`
@@ -16,18 +16,18 @@ pub(crate) struct HostSketch<'a> {
 }
 
 impl HostSketch<'_> {
-    /// A range's numbers.
+    /// The six numbers of a range.
     pub(crate) fn head(&self, range: usize) -> [usize; HEAD_FIELDS] {
         std::array::from_fn(|field| self.heads[range * HEAD_FIELDS + field] as usize)
     }
 
-    /// A token's index, where it is one (negative ones are none) and its range has a sketch.
+    /// A token's index, if it is not negative and its range has a sketch.
     pub(crate) fn sketched(&self, range: usize, token: i32) -> Option<usize> {
         let [_, entries, ..] = self.head(range);
         usize::try_from(token).ok().filter(|_| entries > 0)
     }
 
-    /// The entries of a token and its signs, one a bucket.
+    /// A token's entries and signs, one of each for every bucket.
     pub(crate) fn places(
         &self,
         range: usize,

@@ -1,5 +1,6 @@
-//! Adding a step's probabilities to all scores: by a kernel of its own where there are many tokens,
-//! else as the beginning of the one that moves them.
+//! Adds a step's attention probabilities to all scores. Where a range has many tokens, a kernel of
+//! its own does it, with several cubes a range; elsewhere the kernel that moves tokens begins with
+//! it.
 
 use cubecl::prelude::*;
 
@@ -9,27 +10,27 @@ use crate::components::sentinels::{NO_INDEX, NO_MINIMUM};
 use crate::components::softmax::weight_of;
 use crate::sketch::count_sketch::HEAD_FIELDS;
 
-/// Slots that a unit reads before it waits for the first: as many as most cubes have for each unit.
+/// Slots that a unit reads before it waits for the first: in most cubes, all slots of the unit.
 pub(crate) const SLOTS_AHEAD: usize = 2;
-/// Units of a cube of the kernel alone.
+/// Units of a cube of the separate kernel.
 pub(crate) const UNITS: usize = 128;
 
-/// What fixes the generated code.
+/// Comptime configuration of the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Blueprint {
     /// Query heads of a range.
     pub(crate) group: usize,
-    /// Whether logits of slots stand among those of tokens.
+    /// Whether the logits of slots lie among the tokens' logits.
     pub(crate) by_token: bool,
     /// Tokens that a unit reads before it waits for the first.
     pub(crate) ahead: usize,
-    /// Units of a cube, and its planes, at most.
+    /// Units of a cube; and its planes, at most.
     pub(crate) units: usize,
     pub(crate) planes: usize,
 }
 
-/// Cubes share a range: each takes a part of its tokens, and every so many of its slots. `heads` is
-/// the sketch's.
+/// Adds probabilities, with `tokens.parts` cubes a range. Each cube takes a part of the tokens, and
+/// every `parts`-th turn of slots. `heads` are the sketch's.
 #[cube(launch_unchecked)]
 pub(crate) fn accumulate_kernel(
     slots: &mut ScoredSlots,
@@ -52,7 +53,7 @@ pub(crate) fn accumulate_kernel(
     }
 }
 
-/// What a cube's units find while they add up, each for itself.
+/// The extreme scores that a unit finds while it adds.
 #[derive(CubeType)]
 pub(crate) struct Found {
     /// The highest score of the part's tokens, negated, and its token.
@@ -63,7 +64,8 @@ pub(crate) struct Found {
     pub(crate) low_at: i32,
 }
 
-/// A cube's share of a range: the `of`-th part of the tokens, and every `parts`-th turn of slots.
+/// The part of a range that a cube takes: part number `of` of the tokens, and every `parts`-th turn
+/// of slots.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Share {
     pub(crate) kv_head: usize,
@@ -71,7 +73,7 @@ pub(crate) struct Share {
     pub(crate) parts: usize,
 }
 
-/// Adds up a cube's share.
+/// Adds probabilities to the scores of a cube's part.
 #[cube]
 pub(crate) fn accumulate_part(
     slots: &mut ScoredSlots,
@@ -113,7 +115,7 @@ pub(crate) fn accumulate_part(
     let mut slot = of * slots_turn + unit;
     let mut token = of * part + unit;
     while slot < length || token < end {
-        // All that a turn of both reads is asked for before the first of it is waited for.
+        // All reads of a turn, of slots and of tokens, are issued before the first is waited for.
         let mut places = Array::<i32>::new(SLOTS_AHEAD);
         let mut before = Array::<f32>::new(SLOTS_AHEAD);
         let mut scores = Array::<f32>::new(ahead);
@@ -148,7 +150,7 @@ pub(crate) fn accumulate_part(
             for a in 0..SLOTS_AHEAD {
                 let i = slot + a * units;
                 if i < length {
-                    // A new token begins with what this step gives it.
+                    // A new token's score begins with this step.
                     let score = select(places[a] == last, own[a], before[a] + own[a]);
                     slots.scores[start + i] = score;
                     if places[a] < bound && score < found.low {
@@ -164,7 +166,7 @@ pub(crate) fn accumulate_part(
             if at < end && scores[a] >= 0.0f32 {
                 let score = scores[a] + given[a];
                 tokens.scores[first_token + at] = score;
-                // Negated, so that the least is found.
+                // Negated, since a minimum is searched for.
                 if -score < found.top {
                     found.top = -score;
                     found.top_at = i32::cast_from(at);
@@ -177,14 +179,15 @@ pub(crate) fn accumulate_part(
     found
 }
 
-/// The first token that a range of `length` slots takes for recent when tokens change places: what
-/// it holds beyond its candidates. `behind` is the token behind the newest.
+/// The position of the first recent token, for exchanges between slots and sketch, in a range of
+/// `length` slots: the slots that it holds beyond its candidates are recent. `behind` is the
+/// position after the newest token.
 #[cube]
 pub(crate) fn first_recent(length: i32, limit: i32, recents: i32, behind: i32) -> i32 {
     behind - max(length - (limit - recents), 0i32)
 }
 
-/// A row's probabilities, summed over the group.
+/// A row's probabilities, summed over the group's query heads.
 #[cube]
 fn mass(logits: &[f32], totals: &Array<f32>, row: usize, #[comptime] group: usize) -> f32 {
     let mut sum = 0.0f32;
@@ -192,6 +195,6 @@ fn mass(logits: &[f32], totals: &Array<f32>, row: usize, #[comptime] group: usiz
     for g in 0..group {
         sum += weight_of(logits[row * group + g], totals[g]);
     }
-    // NaN counts for nothing: a token without a score would be in no part.
+    // NaN counts as 0: a token with a NaN score would be found in no part.
     select(sum >= 0.0f32, sum, 0.0f32)
 }

@@ -7,7 +7,7 @@ use super::SketchUpdateOptions;
 use crate::sketch::count_sketch::args::SketchTensors;
 use crate::slots::pool::SlotPools;
 
-/// A step's end for slots and sketches, as [`crate::update_sketch`] takes it.
+/// The arguments of [`crate::update_sketch`].
 #[derive(ExtensionType)]
 pub(crate) struct SketchUpdateArgs<B: Backend> {
     #[extension_type]
@@ -36,7 +36,7 @@ pub(crate) struct SketchUpdateArgs<B: Backend> {
     pub(crate) options: SketchUpdateOptions,
 }
 
-/// What an update has changed in place.
+/// The tensors that an update has changed in place.
 #[derive(ExtensionType)]
 pub(crate) struct UpdatedSketch<B: Backend> {
     #[extension_type]

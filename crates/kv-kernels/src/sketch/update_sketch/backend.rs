@@ -1,4 +1,4 @@
-//! What `update_sketch` asks of a backend.
+//! The backend trait of `update_sketch`, and its implementations for CubeCL devices and the CPU.
 
 use burn::backend::{Backend, backend_extension};
 #[cfg(feature = "gpu")]
@@ -8,7 +8,8 @@ use super::args::{SketchUpdateArgs, UpdatedSketch};
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait UpdateSketchOps: Backend {
-    /// Adds a step's probabilities to scores and moves tokens between slots and sketches, in place.
+    /// Adds a step's probabilities to scores, and moves tokens between slots and sketches, in
+    /// place.
     fn update_sketch(#[extension_type] args: SketchUpdateArgs<Self>) -> UpdatedSketch<Self>;
 }
 
@@ -21,7 +22,7 @@ impl UpdateSketchOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The op on the CPU, by its reference.
+    //! The implementation for the CPU, which runs the reference.
 
     use burn::backend::Flex;
 

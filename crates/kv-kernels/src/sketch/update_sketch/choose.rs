@@ -1,4 +1,4 @@
-//! The victims of a bulk, chosen by one plane.
+//! Chooses the victims of a bulk eviction, in one plane.
 
 use cubecl::prelude::*;
 
@@ -10,22 +10,22 @@ use crate::components::sentinels::NO_INDEX;
 /// Slots that a unit reads before it waits for the first.
 const SLOTS: usize = 8;
 
-/// A range that gives up slots.
+/// A range that evicts slots.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct ShrinkingRange {
-    /// Its first slot.
+    /// The range's first slot.
     pub(super) start: usize,
-    /// Slots that it holds.
+    /// Slots that the range holds.
     pub(super) held: i32,
-    /// Slots that it keeps.
+    /// Slots that the range keeps.
     pub(super) limit: i32,
-    /// Tokens from this position on stay.
+    /// Tokens at this position or later are kept.
     pub(super) bound: i32,
 }
 
-/// Chooses victims, one after another: positions and scores move at once, keys and values when all
-/// are chosen. Left to one plane, whose units need no barrier: each reads and writes every so many
-/// of the slots, and only these.
+/// Chooses victims, one after another. Positions and scores move at once; keys and values move when
+/// all victims are chosen. One plane does it without barriers: each of its units reads and writes
+/// its own share of the slots only.
 #[cube]
 pub(super) fn choose(slots: &mut ScoredSlots, victims: &mut Victims, range: &ShrinkingRange) {
     let (start, limit, bound) = (range.start, range.limit, range.bound);
@@ -36,7 +36,7 @@ pub(super) fn choose(slots: &mut ScoredSlots, victims: &mut Victims, range: &Shr
     let all = SearchedSlots { start, length: length as usize, bound };
     let mut own = lowest_of(&*slots, &all, unit, units, SLOTS);
     while among && length > limit && count < VICTIMS {
-        // What takes the victim's place is read by whom it belongs to.
+        // The unit that owns the last slot reads it, for the victim's place.
         let last = length - 1i32;
         let keeper = last as u32 % PLANE_DIM;
         let from = start + last as usize;
@@ -57,14 +57,15 @@ pub(super) fn choose(slots: &mut ScoredSlots, victims: &mut Victims, range: &Shr
             }
             length = last;
             count += 1;
-            // By all, though few have lost anything: a plane's units wait for each other anyway.
+            // All units search again, though few have lost a slot: a plane's units wait for each
+            // other anyway.
             let left = SearchedSlots { start, length: length as usize, bound };
             own.set(lowest_of(&*slots, &left, unit, units, SLOTS));
         }
     }
     if !among {
-        // All are recent, as those of a sequence that has ended and stays where it is: the last go,
-        // and nothing remembers them.
+        // All slots are recent, as in a sequence that has ended and stays at its position. The last
+        // slots are dropped, and not added to the sketch.
         length = limit;
     }
     if unit == 0 {
@@ -73,8 +74,8 @@ pub(super) fn choose(slots: &mut ScoredSlots, victims: &mut Victims, range: &Shr
     }
 }
 
-/// Where a slot's row stood when a range of `held` slots began to move, before its `moves`-th move:
-/// each brought the last of those left to one of `places`.
+/// The place where a slot's row stood before the first of `moves` moves, in a range of `held`
+/// slots. Each move brought the last remaining slot to one of `places`.
 #[cube]
 pub(super) fn source_of(places: &Shared<[i32]>, slot: i32, moves: usize, held: i32) -> i32 {
     let mut source = slot;

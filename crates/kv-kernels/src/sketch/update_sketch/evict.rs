@@ -1,5 +1,5 @@
-//! Evictions in bulk: those of the lowest scores go into the sketch, and the last slots take their
-//! places.
+//! Bulk evictions: the slots of the lowest scores go into the sketch, and the range's last slots
+//! move into their places.
 
 use cubecl::prelude::*;
 
@@ -14,13 +14,13 @@ use crate::sketch::count_sketch::HEAD_FIELDS;
 use crate::sketch::count_sketch::hash::kernel::{hash_of, key_sign, sign_of};
 use crate::sketch::count_sketch::kernel_args::Sketch;
 
-/// Rows or entries that a unit reads before it waits for the first: more would take registers from
-/// a cube beside.
+/// Rows or entries that a unit reads before it waits for the first. More would take registers that
+/// a second cube needs.
 const READS: usize = 2;
 
-/// Evicts from a range until what it keeps is left. Returns its length then, and how many went into
-/// the sketch. Victims are chosen first, by a plane alone; then what they hold is read side by
-/// side.
+/// Evicts from a range until only the slots that it keeps are left. Returns the range's new length,
+/// and how many tokens went into the sketch. One plane chooses victims first; then all units read
+/// their rows side by side.
 #[cube]
 pub(super) fn evict<F: Float>(
     sketch: &mut Sketch,
@@ -48,7 +48,7 @@ pub(super) fn evict<F: Float>(
             let left = ShrinkingRange { start, held: length, limit, bound: range.bound };
             choose(&mut exact.slots, &mut victims, &left);
         }
-        // All see what was chosen, and what has moved by that.
+        // All units see the chosen victims, and the positions and scores that moved.
         sync_memory(fenced);
         length = victims.state[0];
         let count = victims.state[1] as usize;
@@ -57,7 +57,8 @@ pub(super) fn evict<F: Float>(
             victims.sources[unit] = source_of(&victims.places, place, unit, before);
             victims.replacements[unit] =
                 source_of(&victims.places, before - 1i32 - unit as i32, unit, before);
-            // Slots behind the rest keep nothing, and the last that comes into a slot stays.
+            // Places after the new end keep nothing. Of several rows that came into one place, the
+            // last stays.
             let mut target = select(place < length, place, i32::new(NO_INDEX as i64));
             for later in unit + 1..count {
                 if victims.places[later] == place {
@@ -68,11 +69,11 @@ pub(super) fn evict<F: Float>(
             tokens.scores[first_token + victims.tokens[unit] as usize] = victims.scores[unit];
         }
         sync_cube();
-        // Teams of units with a vector of a row each, of keys before values: they share buckets,
-        // then rows.
+        // Teams of units have a row each, a vector a unit, keys before values. They divide buckets
+        // first, then rows.
         let teams = comptime!(blueprint.teams());
         let team = unit / comptime!(2 * columns);
-        // Units behind the last whole team have nothing to do.
+        // Units after the last whole team have no work.
         let team = select(team < teams, team, comptime!(VICTIMS.max(config.buckets)).runtime());
         let member = unit % comptime!(2 * columns);
         let is_key = member < columns;
@@ -93,7 +94,7 @@ pub(super) fn evict<F: Float>(
                 blueprint,
             );
         }
-        // All have read what victims hold.
+        // All units have read the victims' rows.
         sync_memory(fenced);
         if is_key {
             replace(&mut exact.pool.keys, &at, &victims, columns, teams);
@@ -107,7 +108,7 @@ pub(super) fn evict<F: Float>(
     (length, gone)
 }
 
-/// A range's rows, of which a unit has a column, and a team every so many.
+/// The rows of a range, and which of them and which column a unit takes.
 #[derive(CubeType)]
 struct Rows {
     kv_head: usize,
@@ -116,19 +117,19 @@ struct Rows {
     entries: u32,
     column: usize,
     team: usize,
-    /// Victims of the turn.
+    /// Victims of this turn.
     count: usize,
 }
 
-/// Which half of a row.
+/// The half of a row: key or value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Half {
     Keys,
     Values,
 }
 
-/// Adds what victims hold to their entries, one after another: teams take buckets, which have no
-/// entry in common.
+/// Adds the victims' rows to their entries, one after another. Each team takes buckets of its own,
+/// which have no entry in common.
 #[cube]
 fn absorb<F: Float>(
     entries: &mut [Vector<f32, Const<4>>],
@@ -169,7 +170,7 @@ fn absorb<F: Float>(
             #[unroll]
             for a in 0..READS {
                 let mut sum = held[a];
-                // Where an earlier one of these has the same entry, it has added to it since.
+                // An earlier victim of this round may have added to the same entry.
                 #[unroll]
                 for earlier in 0..a {
                     if rows[earlier] == rows[a] {
@@ -187,7 +188,7 @@ fn absorb<F: Float>(
     }
 }
 
-/// Puts the rows that were last into the places of victims: nothing that is read is written to.
+/// Moves the last rows into the victims' places. No row that is read is written.
 #[cube]
 fn replace<F: Float>(
     slots: &mut [Vector<F, Const<4>>],

@@ -1,4 +1,5 @@
-//! The kernel that moves tokens between slots and sketch: a cube a range.
+//! The kernel of `update_sketch`, with one cube a range: adds probabilities to scores, evicts in
+//! bulk, and exchanges tokens between slots and sketch.
 
 use cubecl::prelude::*;
 
@@ -44,13 +45,14 @@ pub(crate) fn update_kernel<F: Float>(
     let seen = max(min(behind, sketch.heads[head + 3]), 0i32) as usize;
     let start = exact.slots.offsets[kv_head] as usize;
     let unit = UNIT_POS as usize;
-    // Keys before values.
+    // The first units take keys, the later ones values.
     let is_key = unit < columns;
     let column = select(is_key, unit, unit - columns);
     let mine = unit < comptime!(2 * columns);
     let held = exact.slots.lengths[kv_head];
 
-    // What may change places: the slot of the lowest score, and the token of the highest, negated.
+    // The two candidates of an exchange: the slot of the lowest score, and the token of the highest
+    // score, negated.
     let mut low = Weakest { value: f32::new(NO_MINIMUM), at: i32::new(NO_INDEX as i64) };
     let mut top = Weakest { value: f32::new(NO_MINIMUM), at: i32::new(NO_INDEX as i64) };
     if accumulates {
@@ -69,7 +71,7 @@ pub(crate) fn update_kernel<F: Float>(
         terminate!();
     }
 
-    // More than the slack: the surplus goes at once.
+    // A range beyond its slack evicts all of its surplus at once.
     let mut length = held;
     let mut gone = 0i32;
     if length > limit + moves.slack {
@@ -79,7 +81,7 @@ pub(crate) fn update_kernel<F: Float>(
         gone = absorbed;
     }
 
-    // Tokens that matter more than slots change places with them.
+    // A token with a score high enough changes places with the slot of the lowest score.
     let recent = first_recent(length, limit, recents, behind);
     let mut swapped = 0i32;
     let mut anew = !accumulates.runtime() || length != held;
@@ -93,7 +95,7 @@ pub(crate) fn update_kernel<F: Float>(
         }
         goes_on = false;
         if low.at != NO_INDEX && top.at != NO_INDEX {
-            // NaN swaps nothing.
+            // NaN exchanges nothing.
             goes_on = low.value * moves.replace_rate < -top.value;
         }
         if goes_on {
@@ -125,7 +127,7 @@ pub(crate) fn update_kernel<F: Float>(
                         parts_of[bucket] = sketch.values[rows[bucket]] * Vector::new(signs[bucket]);
                     }
                 }
-                // As the slot will hold it.
+                // Rounded as the slot will hold it.
                 let revived = Vector::<F, Const<4>>::cast_from(median::<f32, Const<4>>(
                     &mut parts_of,
                     buckets,
@@ -165,7 +167,7 @@ pub(crate) fn update_kernel<F: Float>(
                     exact.pool.values[row] = revived;
                 }
             }
-            // All units have read what the first is about to write.
+            // All units have read the numbers that the first unit is about to write.
             sync_cube();
             if unit == 0 {
                 tokens.scores[first_token + old] = low.value;
@@ -174,7 +176,7 @@ pub(crate) fn update_kernel<F: Float>(
                 exact.slots.positions[slot] = token;
             }
             sync_memory(fenced);
-            // The parts that lost and gained a token are looked through again.
+            // The parts that lost and gained a token are searched again.
             let lost = token as usize / tokens.part;
             let gained = old / tokens.part;
             let range = RangeTokens { kv_head, first_token, seen };

@@ -1,4 +1,4 @@
-//! What the kernels take: scores of slots and of tokens, and a step's logits.
+//! Arguments of the kernels of `update_sketch`: scores of slots and of tokens, and a step's logits.
 
 use cubecl::prelude::*;
 
@@ -17,22 +17,22 @@ pub(crate) struct ScoredSlots {
     pub(super) lengths: Box<[i32]>,
 }
 
-/// The tokens that are held exactly.
+/// The tokens that slots hold exactly.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct ExactTokens<F: Float> {
-    /// Rows in vectors of 4.
+    /// Keys and values, in vectors of 4.
     pub(super) pool: Pool<Vector<F, Const<4>>, Vector<F, Const<4>>>,
     pub(super) slots: ScoredSlots,
 }
 
-/// The scores of all tokens, of which those in the sketch have one.
+/// The scores of tokens in the sketch.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct TokenScores {
     /// Accumulated probabilities, `[T]`, negative for tokens that are not in the sketch.
     pub(super) scores: Box<[f32]>,
     /// The highest score of each part of a range's tokens, negated, `[B * Hkv, parts]`.
     pub(super) tops: Box<[f32]>,
-    /// The token that has it, `[B * Hkv, parts]`.
+    /// The token that has each part's highest score, `[B * Hkv, parts]`.
     pub(super) tops_at: Box<[i32]>,
     /// Parts of a range's tokens.
     pub(super) parts: usize,
@@ -40,14 +40,14 @@ pub(crate) struct TokenScores {
     pub(super) part: usize,
 }
 
-/// What a step's attention has left, and where sequences are.
+/// A step's logits, and the positions of sequences.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct StepLogits {
-    /// `[S, G]`, or `[T, G]` where they stand among the tokens'.
+    /// Logits of slots, `[S, G]`, or `[T, G]` where they lie among the tokens' logits.
     pub(super) slots: Box<[f32]>,
-    /// `[T, G]`
+    /// Logits of tokens in the sketch, `[T, G]`.
     pub(super) tokens: Box<[f32]>,
-    /// `[B, Hkv, G]`
+    /// Log-sum-exps, `[B, Hkv, G]`.
     pub(super) log_sum_exp: Box<[f32]>,
     /// Position of each sequence's newest token, `[B]`.
     pub(super) newest: Box<[i32]>,
@@ -57,13 +57,13 @@ pub(crate) struct StepLogits {
     pub(super) total_kv_heads: usize,
 }
 
-/// What moves, and when.
+/// The moves of tokens so far, and their rules.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct Moves {
-    /// Tokens that went into the sketch, and tokens that changed places, `[B * Hkv, 2]`.
+    /// How many tokens went into the sketch, and how many changed places, `[B * Hkv, 2]`.
     pub(super) moved: Box<[i32]>,
-    /// Slots beyond a range's limit that it may hold before all of them go.
+    /// Slots that a range may hold beyond its limit before it evicts the surplus.
     pub(super) slack: i32,
-    /// What a slot's score is multiplied by before a token's is compared with it.
+    /// The factor of a slot's score before it is compared with a token's score.
     pub(super) replace_rate: f32,
 }

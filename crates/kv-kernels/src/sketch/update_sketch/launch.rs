@@ -1,4 +1,4 @@
-//! Launches on CubeCL devices.
+//! Launches `update_sketch` on CubeCL devices.
 
 use burn::backend::{DType, Shape, TensorMetadata};
 use burn_cubecl::CubeBackend;
@@ -17,19 +17,19 @@ use crate::backend::client::{elem_type, empty_like, grid, planes_of};
 use crate::components::pool::PoolLaunch;
 use crate::sketch::count_sketch::kernel_args::SketchLaunch;
 
-/// Tokens that the cube of a range adds up by itself.
+/// The most tokens of a range whose probabilities one cube adds by itself.
 const FEW: usize = 8_192;
-/// Tokens of a part where cubes share them.
+/// Tokens of a part, where several cubes share a range.
 const PART: usize = 1_024;
-/// Tokens that a unit reads at once: where it is one of many cubes' that wait for each other, and
-/// where a range's cube is alone with all of them.
+/// Tokens that a unit reads at once: in a cube that shares a range with other cubes, and in a cube
+/// that has all tokens of its range.
 const AHEAD: usize = 4;
 const AHEAD_ALONE: usize = 8;
-/// Two units for each of the 64 vectors of the widest row.
+/// The fewest units are two for each of the 64 vectors of the widest row; and the most units.
 const LEAST_UNITS: usize = 128;
 const MOST_UNITS: usize = 512;
 
-/// Adds up and moves, in the tensors' own buffers.
+/// Adds probabilities and moves tokens, in the tensors' own buffers.
 pub(super) fn run(args: SketchUpdateArgs<CubeBackend>) -> UpdatedSketch<CubeBackend> {
     let pool = args.pool.packed();
     let mut sketch = args.sketch;
@@ -45,12 +45,12 @@ pub(super) fn run(args: SketchUpdateArgs<CubeBackend>) -> UpdatedSketch<CubeBack
     let [_, group] = args.token_logits.shape().dims();
     let [_, head_dim] = pool.keys.shape().dims();
     let longest = args.options.longest.max(1);
-    // Where one cube takes all tokens in a few turns, it adds up too.
+    // Where one cube takes all tokens in a few turns, the second kernel adds probabilities too.
     let accumulates = longest <= FEW;
     let part = if accumulates { longest } else { PART };
     let parts = longest.div_ceil(part);
     let [slots, _] = pool.keys.shape().dims();
-    // Few units wait for each other less; each looks at a few slots and tokens.
+    // Fewer units wait for each other less. Each unit has a few slots and tokens.
     let wanted = (slots / total_kv_heads.max(1) / 2).max(if accumulates { longest / 8 } else { 0 });
     let widest = (client.properties().hardware.max_units_per_cube as usize).min(MOST_UNITS);
     let units = wanted.next_power_of_two().clamp(LEAST_UNITS, widest.max(LEAST_UNITS));
@@ -84,8 +84,8 @@ pub(super) fn run(args: SketchUpdateArgs<CubeBackend>) -> UpdatedSketch<CubeBack
             total_kv_heads,
         )
     };
-    // SAFETY: shapes were checked; the kernels stay within what ranges and heads name, given
-    // positions that the heads have room for.
+    // SAFETY: shapes were checked; the kernels stay within the slots, entries and tokens that
+    // ranges and heads name, given positions that the heads have room for.
     unsafe {
         if !accumulates {
             accumulate_kernel::launch_unchecked(
@@ -114,7 +114,7 @@ pub(super) fn run(args: SketchUpdateArgs<CubeBackend>) -> UpdatedSketch<CubeBack
             UpdateBlueprint {
                 columns: head_dim / 4,
                 accumulates,
-                // CUDA's barrier orders all memory for its cube.
+                // CUDA's barrier also orders global memory for its cube.
                 fenced: !client.properties().identity.fingerprint.starts_with("ptx"),
                 scores: blueprint(units, AHEAD_ALONE),
                 sketch: sketch.config,

@@ -1,11 +1,10 @@
-//! What a decode step changes in an exact part and a sketch: scores grow, surplus slots go into the
-//! sketch, and tokens of the sketch that matter more than slots change places with them (KVReviver,
-//! algorithm 3).
+//! The end of a decode step for exact slots and their sketch (KVReviver, algorithm 3): scores grow
+//! by the step's attention, surplus slots go into the sketch, and tokens of the sketch with high
+//! scores change places with slots of low scores.
 //!
-//! On CubeCL devices `kernel.rs` has a cube a range, which adds the step's probabilities to all
-//! scores and moves tokens: in bulk by `evict.rs`, whose victims `choose.rs` finds, and back by
-//! itself. `search.rs` looks for the lowest and the highest scores. Where a range has many tokens,
-//! `accumulate.rs` adds before it, in parts.
+//! On CubeCL devices `kernel.rs` does this with one cube a range. `evict.rs` evicts in bulk, with
+//! the victims that `choose.rs` chooses. `search.rs` finds the lowest and the highest scores. Where
+//! a range has many tokens, `accumulate.rs` adds probabilities before it, in parts.
 
 #[cfg(feature = "gpu")]
 mod accumulate;
@@ -42,38 +41,40 @@ pub use crate::components::sentinels::ABSENT;
 
 const OP: &str = "update_sketch";
 
-/// What an update changes besides slots and sketches.
+/// The scores and counters that an update changes besides slots and sketches.
 #[derive(Debug)]
 pub struct SketchScores<'a> {
-    /// What every slot's token has accumulated, `[S]`, f32.
+    /// The accumulated attention of every slot's token, `[S]`, f32.
     pub slots: &'a mut Tensor<1>,
-    /// What every token in a sketch has accumulated, `[T]`, f32; [`ABSENT`] for other tokens.
+    /// The accumulated attention of every token in a sketch, `[T]`, f32; [`ABSENT`] for other
+    /// tokens.
     pub tokens: &'a mut Tensor<1>,
-    /// Tokens that went into the sketch for good and those that changed places with slots, so far,
-    /// `[P, 2]`, 32-bit.
+    /// How many tokens were evicted into the sketch so far, and how many have changed places with
+    /// slots, `[P, 2]`, 32-bit.
     pub moved: &'a mut Tensor<2, Int>,
 }
 
-/// A step's logits, f32.
+/// A step's logits and log-sum-exps, f32.
 #[derive(Debug, Clone)]
 pub struct StepLogits {
-    /// `[S, G]`; `None` where those of slots stand among the tokens', each at its token's.
+    /// Logits of slots, `[S, G]`. `None` where they lie in `tokens`, each at its token's row.
     pub slots: Option<Tensor<2>>,
-    /// `[T, G]`
+    /// Logits of tokens, `[T, G]`.
     pub tokens: Tensor<2>,
-    /// `[B, Hq]`
+    /// Log-sum-exps, `[B, Hq]`.
     pub log_sum_exp: Tensor<2>,
 }
 
 /// How an update moves tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SketchUpdateOptions {
-    /// Slots that a range may hold beyond what it keeps exactly, before they go in bulk.
+    /// Slots that a range may hold beyond the slots that it keeps exactly, before they are evicted
+    /// in bulk.
     pub slack: usize,
-    /// A token changes places with the slot of the lowest score if its own is higher than this many
-    /// times that: at least 1, infinity for never.
+    /// A token changes places with the slot of the lowest score if its score is more than
+    /// `replace_rate` times that score. At least 1; infinity means never.
     pub replace_rate: f32,
-    /// The most tokens that any range has room for.
+    /// The most tokens that a range has room for.
     pub longest: usize,
 }
 
@@ -81,22 +82,22 @@ pub struct SketchUpdateOptions {
 ///
 /// 1. The step's attention probabilities, summed over the group, are added to the scores. The
 ///    newest token's score begins with this step.
-/// 2. Where the range holds more than `slack` slots beyond the slots that it keeps, the slots of
-///    the lowest scores move into its sketch, but for the most recent tokens. The length shrinks.
+/// 2. Where the range holds more than `slack` slots beyond those that it keeps, the slots of the
+///    lowest scores move into its sketch, except the most recent tokens. The length shrinks.
 /// 3. The token of the highest score in the sketch and the slot of the lowest score change places,
-///    as long as [`SketchUpdateOptions::replace_rate`] allows.
+///    as long as [`SketchUpdateOptions::replace_rate`] allows it.
 ///
-/// Among equal scores, the first slot and the first token go. Where all surplus slots are of the
-/// most recent tokens, as of a sequence that has ended and stays at its position, the last of them
+/// Among equal scores, the first slot and the first token are taken. Where all surplus slots hold
+/// most recent tokens, as in a sequence that has ended and stays at its position, the last slots
 /// are dropped for good.
 ///
-/// A token that leaves the sketch takes its estimate, rounded to the slots' dtype, out of its
-/// entries. When it goes in again, its estimate is the former one, unless its entries have changed
+/// When a token leaves the sketch, its estimate, rounded to the slots' dtype, is taken out of its
+/// entries. When it is added again, its estimate is the former one, unless its entries have changed
 /// in between.
 ///
 /// # Shapes
-/// `newest` `[B]`, 32-bit: the indices of the newest tokens, which are their positions. Slots are
-/// of the tokens that their positions say.
+/// `newest` `[B]`, 32-bit: the indices of the newest tokens, which are their positions. A slot's
+/// position says which token it holds.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit, for slots with weights and for a

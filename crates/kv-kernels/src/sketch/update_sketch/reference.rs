@@ -1,4 +1,4 @@
-//! The op in plain loops: the CPU path, and the oracle of the kernels' tests.
+//! `update_sketch` in plain loops: the CPU path, and the oracle of the kernels' tests.
 
 use super::{ABSENT, SketchUpdateOptions};
 use crate::sketch::count_sketch::reference::HostSketch;
@@ -6,9 +6,9 @@ use crate::sketch::count_sketch::reference::HostSketch;
 /// One call's arguments, in row-major order; keys and values widened to f32.
 pub(crate) struct Host<'a> {
     pub(crate) sketch: HostSketch<'a>,
-    /// Keys and values, `[N, D]`.
+    /// Keys and values of entries, `[N, D]`.
     pub(crate) entries: [&'a mut [f32]; 2],
-    /// Keys and values, `[S, D]`.
+    /// Keys and values of slots, `[S, D]`.
     pub(crate) slots: [&'a mut [f32]; 2],
     /// `[S]`
     pub(crate) positions: &'a mut [i32],
@@ -28,7 +28,7 @@ pub(crate) struct Host<'a> {
 
 /// A step's logits.
 pub(crate) struct HostLogits<'a> {
-    /// `[S, G]`; `None` where they stand among the tokens'.
+    /// `[S, G]`; `None` where they lie among the tokens' logits.
     pub(crate) slots: Option<&'a [f32]>,
     /// `[T, G]`
     pub(crate) tokens: &'a [f32],
@@ -57,7 +57,7 @@ impl Host<'_> {
         let totals = &logits.log_sum_exp[kv_head * group..][..group];
         let mass = |own: &[f32]| -> f32 {
             let sum: f32 = own.iter().zip(totals).map(|(logit, total)| (logit - total).exp()).sum();
-            // NaN counts for nothing: a token without a score would be in no part.
+            // NaN counts as 0: a token with a NaN score would be found in no part.
             if sum >= 0.0 { sum } else { 0.0 }
         };
         let [_, _, first_token, ..] = self.sketch.head(kv_head);
@@ -69,7 +69,7 @@ impl Host<'_> {
                     &logits.tokens[token * group..][..group]
                 }
             };
-            // A new token begins with what this step gives it.
+            // A new token's score begins with this step.
             let before = if self.positions[slot] == newest { 0.0 } else { self.slot_scores[slot] };
             self.slot_scores[slot] = before + mass(own);
         }
@@ -92,7 +92,7 @@ impl Host<'_> {
         first..first + usize::try_from(newest + 1).unwrap_or(0).min(capacity)
     }
 
-    /// The slot of the lowest score among those of tokens before `bound`.
+    /// The slot of the lowest score among slots whose tokens are before `bound`.
     fn lowest(&self, kv_head: usize, bound: i32) -> Option<usize> {
         let slots = self.live(kv_head).filter(|&slot| self.positions[slot] < bound);
         slots.min_by(|&a, &b| self.slot_scores[a].total_cmp(&self.slot_scores[b]))
@@ -106,8 +106,8 @@ impl Host<'_> {
         }
         for _ in 0..length - limit {
             let Some(victim) = self.lowest(kv_head, newest + 1 - recents as i32) else {
-                // All are recent, as those of a sequence that has ended and stays where it is: the
-                // last go, and nothing remembers them.
+                // All slots are recent, as in a sequence that has ended and stays at its position.
+                // The last slots are dropped, and not added to the sketch.
                 self.lengths[kv_head] = limit as i32;
                 return;
             };
@@ -129,11 +129,11 @@ impl Host<'_> {
         while let Some(slot) = self.lowest(kv_head, bound) {
             let tokens = self.tokens(kv_head, newest).filter(|&at| self.token_scores[at] >= 0.0);
             let best = tokens.max_by(|&a, &b| {
-                // The first among equals.
+                // The first of equal tokens.
                 self.token_scores[a].total_cmp(&self.token_scores[b]).then(b.cmp(&a))
             });
             let Some(best) = best else { return };
-            // NaN swaps nothing.
+            // NaN exchanges nothing.
             let swaps = self.slot_scores[slot] * rate < self.token_scores[best];
             if !swaps {
                 return;

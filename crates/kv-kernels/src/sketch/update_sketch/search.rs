@@ -1,4 +1,4 @@
-//! Looking for what is to move: the slot of the lowest score, the token of the highest.
+//! Searches for the slot of the lowest score and the token of the highest score.
 
 use cubecl::prelude::*;
 
@@ -9,11 +9,11 @@ use crate::components::argmin::block_argmin;
 use crate::components::barrier::sync_memory;
 use crate::components::sentinels::{NO_INDEX, NO_MINIMUM};
 
-/// A score, and where it was found.
+/// The lowest number of a search, and its place.
 #[derive(CubeType)]
 pub(super) struct Weakest {
     pub(super) value: f32,
-    /// [`NO_INDEX`] if there is none.
+    /// The place; [`NO_INDEX`] if there is none.
     pub(super) at: i32,
 }
 
@@ -25,25 +25,25 @@ impl Weakest {
     }
 }
 
-/// The least of what the cube's units have found, the first among equals.
+/// The least number of the cube's units, at the first place among equals.
 #[cube]
 pub(super) fn weakest(value: f32, at: i32, #[comptime] planes: usize) -> Weakest {
     let (value, at) = block_argmin(value, at, planes);
     Weakest { value, at }
 }
 
-/// Slots of a range among which the lowest score is looked for.
+/// The slots of a range that are searched for the lowest score.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct SearchedSlots {
     /// The range's first slot.
     pub(super) start: usize,
-    /// How many slots from there on.
+    /// Slots to search.
     pub(super) length: usize,
-    /// Tokens from this position on are left out.
+    /// Slots whose tokens are at this position or later are left out.
     pub(super) bound: i32,
 }
 
-/// The lowest score.
+/// The lowest score of the searched slots.
 #[cube]
 pub(super) fn lowest(
     slots: &ScoredSlots,
@@ -55,7 +55,8 @@ pub(super) fn lowest(
     weakest(own.value, own.at, blueprint.planes)
 }
 
-/// What a unit finds that has every `stride`-th slot from `first` on, and reads so many `ahead`.
+/// The lowest score among every `stride`-th slot from `first` on, for one unit, which reads `ahead`
+/// slots at once.
 #[cube]
 pub(super) fn lowest_of(
     slots: &ScoredSlots,
@@ -89,7 +90,7 @@ pub(super) fn lowest_of(
     Weakest { value: best, at: best_at }
 }
 
-/// The highest score of all parts' tokens, negated.
+/// The highest score of a range's tokens, negated, from the parts' highest scores.
 #[cube]
 pub(super) fn highest(
     tokens: &TokenScores,
@@ -111,17 +112,17 @@ pub(super) fn highest(
     weakest(best, best_at, blueprint.planes)
 }
 
-/// A range's tokens.
+/// The tokens of a range.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct RangeTokens {
     pub(super) kv_head: usize,
-    /// The first among the tokens of all ranges.
+    /// The range's first token, counted over all ranges.
     pub(super) first_token: usize,
-    /// How many there are so far.
+    /// Tokens of the range so far.
     pub(super) seen: usize,
 }
 
-/// Finds the highest score of a range's `of`-th part anew.
+/// Searches part number `of` of a range's tokens for its highest score.
 #[cube]
 pub(super) fn top_of(
     tokens: &mut TokenScores,
@@ -152,8 +153,8 @@ pub(super) fn top_of(
     sync_memory(fenced);
 }
 
-/// Takes `count` tokens that are new to a range's sketch into the highest scores, negated, of their
-/// parts.
+/// Updates the parts' highest scores with `count` tokens that are new in the sketch. Scores are
+/// negated.
 #[cube]
 pub(super) fn raise_tops(
     tokens: &mut TokenScores,

@@ -1,26 +1,27 @@
-//! The slots that a turn of an eviction gives up.
+//! The slots that a turn of a bulk eviction evicts.
 
 use cubecl::prelude::*;
 
-/// Victims that are chosen before the first of them moves: at most as many as a cube has units.
+/// The most victims that are chosen before the first of them moves. A cube has at least as many
+/// units.
 pub(crate) const VICTIMS: usize = 32;
 
-/// The victims of a turn, up to [`VICTIMS`], in shared memory, in the order in which they go.
+/// The victims of a turn, up to [`VICTIMS`], in shared memory, in the order of their eviction.
 #[derive(CubeType)]
 pub(super) struct Victims {
-    /// Their places in the range when they went.
+    /// The victims' places in the range at their eviction.
     pub(super) places: Shared<[i32]>,
-    /// Positions of their tokens.
+    /// Positions of the victims' tokens.
     pub(super) tokens: Shared<[i32]>,
-    /// Their scores.
+    /// The victims' scores.
     pub(super) scores: Shared<[f32]>,
-    /// Places at which their rows stand before anything moves.
+    /// Places of the victims' rows before anything moves.
     pub(super) sources: Shared<[i32]>,
-    /// Places that rows of others are put into, `NO_INDEX` for none.
+    /// Places that other rows move into, `NO_INDEX` for none.
     pub(super) targets: Shared<[i32]>,
-    /// Places at which the rows that are put there stand before.
+    /// Places of these rows before anything moves.
     pub(super) replacements: Shared<[i32]>,
-    /// Slots that the range has left, and how many victims there are.
+    /// The slots that the range has left, and the number of victims.
     pub(super) state: Shared<[i32]>,
 }
 

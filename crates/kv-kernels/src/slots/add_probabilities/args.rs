@@ -5,7 +5,8 @@ use burn::backend::{Backend, ExtensionType};
 
 use super::GroupReduction;
 
-/// A step's probabilities, and the numbers that they are added to.
+/// A step's attention probabilities, as logits and log-sum-exps, and the sums that they are added
+/// to.
 #[derive(ExtensionType)]
 pub(crate) struct ProbabilityArgs<B: Backend> {
     /// `[S]`, written in place.

@@ -1,4 +1,5 @@
-//! What the ops that add probabilities ask of a backend.
+//! The backend trait of the ops that add probabilities, and its implementations for CubeCL devices
+//! and the CPU.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
@@ -12,8 +13,8 @@ pub(crate) trait AddProbabilitiesOps: Backend {
     /// Adds probabilities to the sums, in place.
     fn add_probabilities(#[extension_type] args: ProbabilityArgs<Self>) -> FloatTensor<Self>;
 
-    /// Adds probabilities times norms `[S]` of values `[S, D]`; returns sums and norms, in which
-    /// those of ranges' last slots are new.
+    /// Adds probabilities times norms `[S]` of values `[S, D]`, in place. Returns sums and norms.
+    /// The norms of ranges' last slots are computed anew.
     fn add_contributions(
         #[extension_type] args: ProbabilityArgs<Self>,
         norms: FloatTensor<Self>,
@@ -38,7 +39,7 @@ impl AddProbabilitiesOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The op on the CPU, by its reference.
+    //! The implementation for the CPU, which runs the reference.
 
     use burn::backend::Flex;
     use burn_flex::FlexTensor;

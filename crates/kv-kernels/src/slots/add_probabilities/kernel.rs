@@ -1,4 +1,5 @@
-//! The CubeCL kernel: cubes that share a range take every so many of its slots.
+//! Kernels that add attention probabilities to the sums of slots. `cubes` cubes share a range; each
+//! takes every `cubes`-th block of slots.
 
 use cubecl::prelude::*;
 
@@ -9,7 +10,7 @@ use crate::components::softmax::{larger, weight_of};
 /// Units of a cube.
 pub(crate) const UNITS: usize = 128;
 
-/// What attention has left.
+/// Results of decode attention.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct Attended {
     /// `[S, G]`
@@ -18,26 +19,26 @@ pub(crate) struct Attended {
     log_sum_exp: Box<[f32]>,
 }
 
-/// What slots have contributed to outputs so far.
+/// The contributions of slots to outputs so far, and the values.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct Contributions<V: Float> {
     /// `[S]`
     sums: Box<[f32]>,
-    /// Norms of values, `[S]`, in which a range's last one is missing.
+    /// Norms of values, `[S]`. The norm of each range's last slot is missing.
     norms: Box<[f32]>,
     /// `[S, head_dim]`
     values: Box<[V]>,
 }
 
-/// What fixes the generated code.
+/// Comptime configuration of the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Blueprint {
-    /// Query heads of a range.
+    /// Query heads of a key-value head.
     pub(crate) group: usize,
     pub(crate) reduction: GroupReduction,
 }
 
-/// `cubes` a range. `sums` `[S]`.
+/// Adds probabilities to `sums` `[S]`, with `cubes` cubes a range.
 #[cube(launch_unchecked)]
 pub(crate) fn add_probabilities_kernel(
     sums: &mut [f32],
@@ -60,7 +61,7 @@ pub(crate) fn add_probabilities_kernel(
     }
 }
 
-/// The same, each probability times the norm of the slot's value.
+/// Adds each probability times the norm of the slot's value, with `cubes` cubes a range.
 #[cube(launch_unchecked)]
 pub(crate) fn add_contributions_kernel<V: Float>(
     contributions: &mut Contributions<V>,
@@ -80,7 +81,8 @@ pub(crate) fn add_contributions_kernel<V: Float>(
     let mut i = cube % cubes * UNITS + UNIT_POS as usize;
     while i < length {
         let slot = start + i;
-        // One unit of a range does so much more; all others are done while its reads are under way.
+        // One unit of a range computes the norm of the last slot. It reads a whole value, while all
+        // other units finish.
         if i + 1 == length {
             let mut norm = 0.0f32;
             for column in 0..head_dim {
@@ -94,7 +96,7 @@ pub(crate) fn add_contributions_kernel<V: Float>(
     }
 }
 
-/// What a group's query heads give a slot, as one number.
+/// The probabilities that a group's query heads give a slot, reduced to one number.
 #[cube]
 fn probability_of(
     attended: &Attended,

@@ -1,4 +1,4 @@
-//! The launch on CubeCL devices.
+//! Launches `add_probabilities` and `add_contributions` on CubeCL devices.
 
 use burn::backend::TensorMetadata;
 use burn_cubecl::CubeBackend;
@@ -11,7 +11,7 @@ use super::kernel::{self, AttendedLaunch, Blueprint, ContributionsLaunch};
 use crate::backend::client::{elem_type, grid};
 use crate::components::pool::HeadRangesLaunch;
 
-/// Adds in the sums' own buffer.
+/// Adds probabilities in the buffer of the sums.
 pub(super) fn run(args: ProbabilityArgs<CubeBackend>) -> CubeTensor {
     let ProbabilityArgs { sums, logits, log_sum_exp, offsets, lengths, reduction } = args;
     let sums = into_contiguous(sums);
@@ -83,7 +83,7 @@ pub(super) fn run_weighed(
     (sums, norms)
 }
 
-/// Cubes of a range.
+/// How many cubes share a range.
 fn cubes_of(slots: usize, total_kv_heads: usize) -> usize {
     (slots / total_kv_heads.max(1)).div_ceil(kernel::UNITS).max(1)
 }

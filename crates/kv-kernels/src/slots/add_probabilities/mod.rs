@@ -1,5 +1,6 @@
-//! Attention probabilities added to what slots have, straight from logits, by themselves or weighed
-//! by values.
+//! Adds attention probabilities to a running sum of each slot, `sum += reduce_g exp(l_g − L_g)`,
+//! optionally times the norm of the slot's value. Probabilities are computed from logits on the
+//! way, and never stored.
 
 mod args;
 mod backend;
@@ -19,24 +20,24 @@ use backend::AddProbabilitiesOps;
 
 const OP: &str = "add_probabilities";
 
-/// How the probabilities that a group's query heads give a slot become one number.
+/// How the probabilities that a group's query heads give a slot are reduced to one number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum GroupReduction {
-    /// Their mean.
+    /// The mean over the query heads.
     #[default]
     Mean,
-    /// Their maximum.
+    /// The maximum over the query heads.
     Max,
-    /// Their sum.
+    /// The sum over the query heads.
     Sum,
 }
 
-/// Adds every live slot's attention probability to its number, in place: `sum += reduce_g exp(l_g −
-/// L_g)` of logits `l` and their log-sum-exp `L`.
+/// Adds each live slot's attention probability to its sum, in place: `sum += reduce_g exp(l_g −
+/// L_g)`, with logits `l` and their log-sum-exp `L`.
 ///
 /// # Shapes
-/// `sums` `[S]`, `logits` `[S, G]` and `log_sum_exp` `[B, Hq]` as
-/// [`crate::DecodeAttentionOptions`] has them, all f32; `ranges` `[B, Hkv]`.
+/// `sums` `[S]`; `logits` `[S, G]` and `log_sum_exp` `[B, Hq]` as [`crate::AttentionOutput`] has
+/// them; all f32. `ranges` `[B, Hkv]`.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit; nothing is changed.
@@ -54,11 +55,11 @@ pub fn add_probabilities(
 }
 
 /// [`add_probabilities`] with each probability times the norm of the slot's value: `sum += ‖v‖₁
-/// reduce_g exp(l_g − L_g)`. Norms are read, but for that of each range's last slot, the token that
-/// a step has appended: it is found here, and written beside the others.
+/// reduce_g exp(l_g − L_g)`. The norms are read, except the norm of each range's last slot, the
+/// token that the step has appended: it is computed, and written to `norms`.
 ///
 /// # Shapes
-/// As [`add_probabilities`]; `norms` `[S]`, f32, and `values` `[S, D]`.
+/// The shapes of [`add_probabilities`]; `norms` `[S]`, f32, and `values` `[S, D]`.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit; nothing is changed.
@@ -88,7 +89,7 @@ pub fn add_contributions(
     Ok(())
 }
 
-/// Refuses what does not fit.
+/// Checks the arguments that both ops share.
 fn checked(
     op: &'static str,
     sums: &Tensor<1>,
@@ -111,7 +112,7 @@ fn checked(
     Ok(check)
 }
 
-/// Checked tensors, as the backends take them.
+/// The checked tensors as the backends' arguments.
 fn args(
     check: &Check,
     sums: &mut Tensor<1>,

@@ -1,4 +1,4 @@
-//! The op in plain loops.
+//! `add_probabilities` in plain loops: the CPU path, and the oracle of the kernels' tests.
 
 use super::GroupReduction;
 
@@ -16,7 +16,8 @@ pub(crate) struct Probabilities<'a> {
 }
 
 impl Probabilities<'_> {
-    /// Gives `take` every live slot, its probability, and whether it is its range's last one.
+    /// Calls `take` for every live slot, with its probability and whether it is its range's last
+    /// slot.
     pub(crate) fn each(&self, mut take: impl FnMut(usize, f32, bool)) {
         let group = self.log_sum_exp.len() / self.offsets.len();
         for (kv_head, (&offset, &length)) in self.offsets.iter().zip(self.lengths).enumerate() {
@@ -24,7 +25,7 @@ impl Probabilities<'_> {
             let end = (offset + length) as usize;
             for slot in offset as usize..end {
                 let own = self.logits[slot * group..][..group].iter().zip(totals);
-                // Where nothing was attended to, its total is −∞.
+                // A head that attends to nothing has a log-sum-exp of −∞.
                 let own =
                     own.map(
                         |(logit, total)| {

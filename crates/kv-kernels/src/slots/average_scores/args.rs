@@ -5,7 +5,7 @@ use burn::backend::{Backend, ExtensionType};
 
 use super::AverageWeights;
 
-/// The averages that scores go into, and the scores.
+/// The averages of slots, and the scores that are added to them.
 #[derive(ExtensionType)]
 pub(crate) struct AverageScoresArgs<B: Backend> {
     /// `[S]`, written in place.

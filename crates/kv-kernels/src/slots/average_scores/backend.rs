@@ -1,4 +1,4 @@
-//! What `average_scores` asks of a backend.
+//! The backend trait of `average_scores`, and its implementations for CubeCL devices and the CPU.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
@@ -9,7 +9,8 @@ use super::args::AverageScoresArgs;
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait AverageScoresOps: Backend {
-    /// Takes scores of logits into averages, in place; returns scores and samples.
+    /// Adds scores, which are made of logits, to the averages in place. Returns `log_scores` and
+    /// `log_samples`.
     fn average_scores(
         #[extension_type] args: AverageScoresArgs<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
@@ -24,7 +25,7 @@ impl AverageScoresOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The op on the CPU, by its reference.
+    //! The implementation for the CPU, which runs the reference.
 
     use burn::backend::Flex;
     use burn_flex::FlexTensor;

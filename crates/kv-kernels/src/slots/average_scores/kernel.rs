@@ -1,18 +1,18 @@
-//! The CubeCL kernel: a unit a slot.
+//! The kernel of `average_scores`, with one unit a slot.
 
 use cubecl::prelude::*;
 
 use crate::components::sentinels::LOG_OF_ZERO;
 use crate::components::softmax::larger;
 
-/// Logarithms of what a new score counts, and of what those before it count.
+/// Logarithms of the factors of the new score and of the sum so far.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct ScoreWeights {
     pub(crate) new: f32,
     pub(crate) old: f32,
 }
 
-/// What fixes the generated code.
+/// Comptime configuration of the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Blueprint {
     /// Query heads of a slot.
@@ -40,7 +40,7 @@ pub(crate) fn average_scores_kernel(
     samples[slot] = count;
 }
 
-/// A slot's sum and samples with its scores in them.
+/// A slot's sum and sum of weights after the new score is added.
 #[cube]
 pub(crate) fn averaged(
     sums: &[f32],
@@ -52,7 +52,7 @@ pub(crate) fn averaged(
     #[comptime] blueprint: Blueprint,
 ) -> (f32, f32) {
     let group = blueprint.group.comptime();
-    // NaN is no smaller than anything: it stays.
+    // `NaN < x` is false, so that NaN stays.
     let first = logits[slot * group];
     let mut score = select(first < f32::new(LOG_OF_ZERO), f32::new(LOG_OF_ZERO), first);
     if comptime!(group > 1) {

@@ -1,4 +1,4 @@
-//! The launch on CubeCL devices.
+//! Launches `average_scores` on CubeCL devices.
 
 use burn::backend::TensorMetadata;
 use burn_cubecl::CubeBackend;
@@ -10,7 +10,7 @@ use cubecl::prelude::*;
 use super::args::AverageScoresArgs;
 use super::kernel::{Blueprint, ScoreWeightsLaunch, average_scores_kernel};
 
-/// Averages in the tensors' own buffers.
+/// Updates the averages in the tensors' own buffers.
 pub(super) fn run(args: AverageScoresArgs<CubeBackend>) -> (CubeTensor, CubeTensor) {
     let AverageScoresArgs { log_scores, log_samples, logits, log_weights, weighted, weights } =
         args;

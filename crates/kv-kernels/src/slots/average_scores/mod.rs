@@ -1,4 +1,4 @@
-//! Running averages of the scores that queries give slots.
+//! Running averages of the scores that queries give to slots, the exponentials of their logits.
 
 mod args;
 mod backend;
@@ -18,21 +18,22 @@ use backend::AverageScoresOps;
 
 const OP: &str = "average_scores";
 
-/// What a new score and the sum so far count, as logarithms.
+/// The factors of a new score and of the sum so far, as logarithms.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AverageWeights {
-    /// Of the new score.
+    /// The logarithm of the new score's factor.
     pub new: f32,
-    /// Of the sum so far.
+    /// The logarithm of the factor of the sum so far.
     pub old: f32,
 }
 
-/// Takes a step's scores into every slot's average, in place: `S ← old S + new s` with the mean `s`
-/// of the group's scores, and the sum of the weights as `N ← old N + new`, all as logarithms.
+/// Adds a step's scores to every slot's running sum, in place: `S ← old S + new s`, with `s` the
+/// mean of the group's scores, and the sum of factors `N ← old N + new`. All numbers are
+/// logarithms; the average is `S / N`.
 ///
 /// # Shapes
-/// `logits` `[S, G]` with the slots' `log_weights` `[S]` in them, where there are any, as
-/// [`crate::DecodeAttentionOptions::logits`] has them; `log_scores` and `log_samples` `[S]`; f32.
+/// `logits` `[S, G]` as [`crate::AttentionOutput::logits`] has them, the slots' `log_weights` `[S]`
+/// included, which are taken out of the scores again; `log_scores` and `log_samples` `[S]`; f32.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit; nothing is changed.
@@ -55,7 +56,7 @@ pub fn average_scores(
     check.filled("logits", &logits)?;
     check.f32("logits", &logits)?;
     let weighted = log_weights.is_some();
-    // Where nothing is read, any tensor serves.
+    // Any tensor serves where none is read.
     let log_weights = match log_weights {
         Some(log_weights) => {
             check.shape("log_weights", &log_weights, &[slots])?;

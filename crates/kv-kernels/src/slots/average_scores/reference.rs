@@ -1,8 +1,8 @@
-//! The op in plain loops.
+//! `average_scores` in plain loops: the CPU path, and the oracle of the kernel's tests.
 
 use super::AverageWeights;
 
-/// Takes scores into averages, `[S]`.
+/// Adds scores to the averages `[S]`.
 pub(crate) fn average(
     sums: &mut [f32],
     samples: &mut [f32],

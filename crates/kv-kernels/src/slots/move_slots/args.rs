@@ -3,7 +3,7 @@
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
 
-/// Lists of kept slots, as [`crate::KeepLists`] has them.
+/// Lists of kept slots ([`crate::KeepLists`]).
 #[derive(ExtensionType)]
 pub(crate) struct Lists<B: Backend> {
     pub(crate) kept: IntTensor<B>,
@@ -12,18 +12,18 @@ pub(crate) struct Lists<B: Backend> {
     pub(crate) most: usize,
 }
 
-/// One victim a range, `[B, Hkv]` each.
+/// One victim for each range, `[B, Hkv]`.
 #[derive(ExtensionType)]
 pub(crate) struct Drops<B: Backend> {
     pub(crate) offsets: IntTensor<B>,
     pub(crate) lengths: IntTensor<B>,
     pub(crate) victims: IntTensor<B>,
-    /// 0 where nothing goes.
+    /// 0 for a range that drops nothing.
     pub(crate) goes: IntTensor<B>,
 }
 
-/// Up to [`SCALARS`] pools of one number a slot, written in place, as an extension takes no lists;
-/// those from `count` on are any tensor.
+/// Up to [`SCALARS`] pools of one number a slot, written in place. A backend extension takes no
+/// lists, so each pool is a field. Fields from `count` on hold any tensor.
 #[derive(ExtensionType)]
 pub(crate) struct Scalars<B: Backend> {
     pub(crate) first: FloatTensor<B>,
@@ -36,7 +36,7 @@ pub(crate) struct Scalars<B: Backend> {
 }
 
 impl<B: Backend> Scalars<B> {
-    /// `pools`, at most [`SCALARS`], and any tensor.
+    /// Fills the fields with `pools`, at most [`SCALARS`], and the rest with `any`.
     pub(crate) fn new(pools: Vec<FloatTensor<B>>, any: FloatTensor<B>) -> Self {
         let count = pools.len();
         let mut pools = pools.into_iter();
@@ -58,7 +58,7 @@ impl<B: Backend> Scalars<B> {
         all.into_iter().take(self.count).collect()
     }
 
-    /// The same with changed pools.
+    /// Changes every pool with a function.
     pub(crate) fn map(
         self,
         change: impl FnOnce(Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>>,
@@ -68,5 +68,5 @@ impl<B: Backend> Scalars<B> {
     }
 }
 
-/// Pools that one launch takes.
+/// The most pools of a launch.
 pub(crate) const SCALARS: usize = 6;

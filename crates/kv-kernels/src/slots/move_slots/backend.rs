@@ -1,4 +1,5 @@
-//! What the ops that move slots ask of a backend.
+//! The backend trait of the ops that move slots, and its implementations for CubeCL devices and the
+//! CPU.
 
 use burn::backend::tensor::IntTensor;
 use burn::backend::{Backend, backend_extension};
@@ -10,8 +11,8 @@ use crate::slots::pool::SlotPools;
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait MoveSlotsOps: Backend {
-    /// Copies row `rows[n]` of `from` to row `slots[n]` of `to`, in place; where only `to` has
-    /// weights, the rows weigh 1.
+    /// Copies row `rows[n]` of `from` to row `slots[n]` of `to`, in place. Where only `to` has
+    /// weights, the rows get weight 1.
     fn copy_slots(
         #[extension_type] from: SlotPools<Self>,
         rows: IntTensor<Self>,
@@ -26,8 +27,8 @@ pub(crate) trait MoveSlotsOps: Backend {
         #[extension_type] lists: Lists<Self>,
     ) -> SlotPools<Self>;
 
-    /// Moves the last slot of each range into its victim's place, in place: the `whole` slot, after
-    /// which the lengths, also returned, are one less, or its scalars alone.
+    /// Moves the last slot of each range into its victim's place, in place. Either the `whole` slot
+    /// moves, and the lengths, which are returned, become one less; or its scalars alone move.
     fn drop_slots(
         #[extension_type] pools: SlotPools<Self>,
         #[extension_type] scalars: Scalars<Self>,
@@ -35,7 +36,7 @@ pub(crate) trait MoveSlotsOps: Backend {
         whole: bool,
     ) -> (SlotPools<Self>, Scalars<Self>, IntTensor<Self>);
 
-    /// Sets every range's last slot in pools of one number a slot, in place.
+    /// Sets the number of every range's last slot, in place.
     fn reset_last(
         #[extension_type] pools: Scalars<Self>,
         initial: Vec<f32>,
@@ -84,7 +85,7 @@ impl MoveSlotsOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The op on the CPU, by its reference.
+    //! The implementation for the CPU, which runs the reference.
 
     use burn::backend::{DType, Flex, TensorData};
     use burn_flex::FlexTensor;
@@ -197,7 +198,7 @@ mod cpu {
         }
     }
 
-    /// Rows of one pool copied into another, converted where their dtypes differ.
+    /// The pool `to` with rows of `from`, converted where the dtypes differ.
     fn moved(from: FlexTensor, rows: &[i32], to: FlexTensor, slots: &[i32]) -> FlexTensor {
         let mut to = owned(to);
         let width = to.layout().shape().iter().skip(1).product();
@@ -216,7 +217,7 @@ mod cpu {
         to
     }
 
-    /// A pool whose ranges hold their kept rows alone.
+    /// The pool with the kept rows of each range at its beginning.
     fn compacted(pool: FlexTensor, lists: [&[i32]; 4]) -> FlexTensor {
         let mut pool = owned(pool);
         let width = pool.layout().shape().iter().skip(1).product();
@@ -229,7 +230,7 @@ mod cpu {
         pool
     }
 
-    /// A pool whose ranges' last rows are in their victims' places.
+    /// The pool with each range's last row in its victim's place.
     fn dropped(pool: FlexTensor, drops: [&[i32]; 4]) -> FlexTensor {
         let mut pool = owned(pool);
         let width = pool.layout().shape().iter().skip(1).product();

@@ -1,32 +1,33 @@
-//! The CubeCL kernels: copies between pools, and compaction within one.
+//! The kernels that move slots: between pools, within a pool (compaction), and into a victim's
+//! place.
 
 use cubecl::prelude::*;
 
 use crate::components::barrier::sync_memory;
 use crate::components::pool::PoolSlots;
 
-/// Which rows of a pool go where.
+/// Rows to copy, and where they go.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct CopiedRows {
-    /// Rows of the pool that is read, `[count]`.
+    /// Rows of the source pool, `[count]`.
     rows: Box<[i32]>,
-    /// Slots of the one that is written, `[count]`, negative for none.
+    /// Slots of the target pool, `[count]`, negative for none.
     slots: Box<[i32]>,
     count: usize,
 }
 
-/// What becomes of weights.
+/// How weights are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum CopiedWeights {
-    /// The pool that is written has none.
+    /// The target pool has no weights.
     None,
-    /// They are copied.
+    /// Weights are copied.
     Copied,
-    /// They are set to those of new tokens.
+    /// Weights are set to 1, the weight of new tokens.
     Fresh,
 }
 
-/// Copies rows of one pool to slots of another; a unit has a vector of a key and of a value.
+/// Copies rows of one pool to slots of another. Each unit moves one vector of a key and of a value.
 #[cube(launch_unchecked)]
 pub(crate) fn copy_kernel<E: Float, P: Float, N: Size>(
     from: &PoolSlots<Vector<E, N>>,
@@ -60,25 +61,26 @@ pub(crate) fn copy_kernel<E: Float, P: Float, N: Size>(
     }
 }
 
-/// The slots of each range that stay.
+/// The slots of each range that are kept.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct KeptLists {
     /// First slots of ranges, `[B, Hkv]`.
     offsets: Box<[i32]>,
-    /// Places in the ranges, ascending, those of all ranges one after another.
+    /// Kept slots, counted from their range's first slot, ascending. The lists of all ranges follow
+    /// one another.
     kept: Box<[i32]>,
-    /// Where those of a range begin, `[B, Hkv]`.
+    /// Where each range's list begins, `[B, Hkv]`.
     starts: Box<[i32]>,
-    /// How many they are, `[B, Hkv]`.
+    /// The length of each range's list, `[B, Hkv]`.
     counts: Box<[i32]>,
     /// `B * Hkv`
     total_kv_heads: usize,
-    /// The most of any range.
+    /// The longest list.
     most: usize,
 }
 
-/// Moves the kept slots of each range to its beginning, in place: a cube has a range's keys or its
-/// values.
+/// Moves the kept slots of each range to its beginning, in place. One cube moves a range's keys,
+/// another its values.
 #[cube(launch_unchecked)]
 pub(crate) fn compact_kernel<E: Float, N: Size>(
     pool: &mut PoolSlots<Vector<E, N>>,
@@ -101,8 +103,8 @@ pub(crate) fn compact_kernel<E: Float, N: Size>(
     if CUBE_POS % 2 == 1 {
         close_up::<Vector<E, N>>(&mut pool.values, &lists.kept, &range, columns, cube);
     } else {
-        // The numbers beside the slots go with the keys, and before them: nobody is to wait for
-        // them in the end.
+        // The keys' cube also moves positions and weights, and moves them first, since these short
+        // reads would be waited for at the end.
         close_up::<i32>(&mut pool.positions, &lists.kept, &range, 1, cube);
         if weighted {
             close_up::<f32>(&mut pool.log_weights, &lists.kept, &range, 1, cube);
@@ -111,18 +113,18 @@ pub(crate) fn compact_kernel<E: Float, N: Size>(
     }
 }
 
-/// What a compaction's cubes are like.
+/// Comptime configuration of a compaction's cube.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct CompactCube {
     pub(crate) units: usize,
-    /// Rows' vectors that a unit reads at once, a round.
+    /// Vectors that a unit reads at once in a round.
     pub(crate) ahead: usize,
-    /// Whether barriers for shared memory leave memory unordered.
+    /// Whether a cube's barrier leaves global memory unordered, so that a fence is needed.
     pub(crate) fenced: bool,
 }
 
-/// The slots of a range that stay: `count` indices from `start` on, of slots from `offset` on;
-/// `most`, of any range.
+/// A range and its list of kept slots: `count` entries from `start` on, of the range that begins at
+/// slot `offset`. `most` is the length of the longest list.
 #[derive(CubeType)]
 struct Kept {
     offset: usize,
@@ -131,9 +133,9 @@ struct Kept {
     most: usize,
 }
 
-/// Moves the kept rows of a pool to their range's beginning. A round is read while the one before
-/// it is in hand, and written when all units have read it: kept slots ascend, so that no round
-/// reads what an earlier one has written.
+/// Moves the kept rows of a range to its beginning. A round is read while the round before it is
+/// still in registers, and is written when all units have read it. Kept slots ascend, so that no
+/// round reads what an earlier round has written.
 #[cube]
 fn close_up<T: CubePrimitive>(
     pool: &mut [T],
@@ -150,7 +152,7 @@ fn close_up<T: CubePrimitive>(
     take::<T>(&mut one, &pool[..], &slots, range, columns, 0, cube);
     find(&mut slots, kept, range, columns, round, cube);
     let mut first = 0usize;
-    // Every cube takes as many turns, whatever is left for it: barriers must be met by all.
+    // Every cube runs equally many rounds: all units must meet every barrier.
     for _ in 0..(range.most * columns).div_ceil(2 * round) {
         take::<T>(&mut other, &pool[..], &slots, range, columns, first + round, cube);
         find(&mut slots, kept, range, columns, first + 2 * round, cube);
@@ -164,7 +166,7 @@ fn close_up<T: CubePrimitive>(
     }
 }
 
-/// The slots of a round's rows.
+/// Finds the slots of a round's rows.
 #[cube]
 fn find(
     slots: &mut Array<i32>,
@@ -183,7 +185,7 @@ fn find(
     }
 }
 
-/// A round's rows, read.
+/// Reads a round's rows.
 #[cube]
 fn take<T: CubePrimitive>(
     held: &mut Array<T>,
@@ -203,7 +205,7 @@ fn take<T: CubePrimitive>(
     }
 }
 
-/// A round's rows, written.
+/// Writes a round's rows.
 #[cube]
 fn put<T: CubePrimitive>(
     pool: &mut [T],
@@ -222,32 +224,32 @@ fn put<T: CubePrimitive>(
     }
 }
 
-/// The slots that go.
+/// The slots to drop.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct DroppedSlots {
     /// First slots of ranges, `[B, Hkv]`.
     offsets: Box<[i32]>,
-    /// Live slots of ranges, `[B, Hkv]`, one less where all of a slot goes.
+    /// Live slots of ranges, `[B, Hkv]`; one less after whole slots are dropped.
     lengths: Box<[i32]>,
-    /// `[B, Hkv]`, negative for none.
+    /// Victims, `[B, Hkv]`, negative for none.
     victims: Box<[i32]>,
-    /// 0 where the victim stays, `[B, Hkv]`.
+    /// 0 for a range that keeps its victim, `[B, Hkv]`.
     goes: Box<[i32]>,
     /// `B * Hkv`
     total_kv_heads: usize,
 }
 
-/// What of a slot goes.
+/// Which parts of a slot are dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct DropBlueprint {
     /// Whether slots have weights.
     pub(crate) weighted: bool,
-    /// Whether all of a slot goes, rather than its scalars alone.
+    /// Whether the whole slot is dropped, and not its scalars alone.
     pub(crate) whole: bool,
 }
 
-/// Moves the last slot of each range, of which a cube has one, into its victim's place. `scalars`
-/// are `[S]` each.
+/// Moves the last slot of each range into its victim's place, with one cube a range. Each of the
+/// `scalars` is `[S]`.
 #[cube(launch_unchecked)]
 pub(crate) fn drop_kernel<E: Float, N: Size>(
     pool: &mut PoolSlots<Vector<E, N>>,
@@ -270,7 +272,7 @@ pub(crate) fn drop_kernel<E: Float, N: Size>(
     let slot = slot as usize;
     let unit = UNIT_POS as usize;
     if unit == 0 {
-        // All are read before any is written, so that none waits for another.
+        // All numbers are read before any is written, so that no read waits for another.
         let mut held = Array::<f32>::new(comptime!(scalars.len() + 1));
         #[unroll]
         for i in 0..scalars.len() {
@@ -300,7 +302,7 @@ pub(crate) fn drop_kernel<E: Float, N: Size>(
             pool.values[slot * columns + column] = value;
             column += CUBE_DIM as usize;
         }
-        // Everybody knows the length by then.
+        // All units have read the length.
         sync_cube();
         if unit == 0 {
             dropped.lengths[kv_head] = length - 1;
@@ -308,7 +310,7 @@ pub(crate) fn drop_kernel<E: Float, N: Size>(
     }
 }
 
-/// Sets every range's last slot in pools of one number a slot, a unit a range.
+/// Sets the numbers of every range's last slot, with one unit a range.
 #[cube(launch)]
 pub(crate) fn reset_last_kernel(
     pools: &mut Sequence<Box<[f32]>>,

@@ -1,4 +1,4 @@
-//! Launches on CubeCL devices.
+//! Launches the ops that move slots on CubeCL devices.
 
 use burn::backend::TensorMetadata;
 use burn_cubecl::CubeBackend;
@@ -15,18 +15,18 @@ use super::kernel::{
 use crate::backend::client::{elem_type, grid, is_cuda, vector_lanes};
 use crate::slots::pool::SlotPools;
 
-/// Units of a compaction's cube, at most, and the vectors that each reads at once: few enough to be
-/// held in registers.
+/// The most units of a compaction's cube; and the vectors that each unit reads at once, few enough
+/// to stay in registers.
 const COMPACT_UNITS: usize = 512;
 const COMPACT_AHEAD: usize = 4;
 
-/// The widest vector for rows of both pools.
+/// The widest vector that serves rows of both pools.
 fn lanes(from: &CubeTensor, to: &CubeTensor) -> usize {
     let width = from.shape()[1];
     vector_lanes(from, width, width).min(vector_lanes(to, width, width))
 }
 
-/// Rows of one pool copied into the other's own buffers.
+/// Copies rows of one pool into the buffers of another.
 pub(super) fn copy(
     from: SlotPools<CubeBackend>,
     rows: CubeTensor,
@@ -45,7 +45,7 @@ pub(super) fn copy(
         (true, true) => CopiedWeights::Copied,
         (false, true) => CopiedWeights::Fresh,
     };
-    // SAFETY: shapes were checked, and the kernel guards its accesses but for the given rows.
+    // SAFETY: shapes were checked. The kernel guards all accesses except those by the given rows.
     unsafe {
         kernel::copy_kernel::launch_unchecked(
             &client,
@@ -68,7 +68,7 @@ pub(super) fn copy(
     to
 }
 
-/// The kept slots of each range moved to its beginning, in the pools' own buffers.
+/// Moves the kept slots of each range to its beginning, in the pools' own buffers.
 pub(super) fn compact(
     pools: SlotPools<CubeBackend>,
     offsets: CubeTensor,
@@ -83,7 +83,8 @@ pub(super) fn compact(
         ahead: COMPACT_AHEAD,
         fenced: !is_cuda(&client),
     };
-    // SAFETY: shapes were checked, and the kernel guards its accesses but for the given indices.
+    // SAFETY: shapes were checked. The kernel guards all accesses except those by the given
+    // indices.
     unsafe {
         kernel::compact_kernel::launch_unchecked(
             &client,
@@ -108,8 +109,8 @@ pub(super) fn compact(
     pools
 }
 
-/// The last slot of each range moved into its victim's place, in the pools' own buffers: the
-/// `whole` slot, after which the lengths are one less, or its scalars.
+/// Moves the last slot of each range into its victim's place, in the pools' own buffers: the
+/// `whole` slot, after which the lengths are one less, or its scalars alone.
 pub(super) fn drop(
     pools: SlotPools<CubeBackend>,
     scalars: Scalars<CubeBackend>,
@@ -128,7 +129,8 @@ pub(super) fn drop(
     let units = columns.min(256).next_multiple_of(plane).min(most);
     let scalars = scalars.map(|scalars| {
         let scalars: Vec<_> = scalars.into_iter().map(into_contiguous).collect();
-        // SAFETY: shapes were checked, and the kernel guards its accesses but for the given slots.
+        // SAFETY: shapes were checked. The kernel guards all accesses except those by the given
+        // slots.
         unsafe {
             kernel::drop_kernel::launch_unchecked(
                 &client,
@@ -154,7 +156,7 @@ pub(super) fn drop(
     (pools, scalars, lengths)
 }
 
-/// Every range's last slot set, in pools of one number a slot.
+/// Sets the number of every range's last slot, in pools of one number a slot.
 pub(super) fn reset_last(
     pools: Scalars<CubeBackend>,
     initial: Vec<f32>,

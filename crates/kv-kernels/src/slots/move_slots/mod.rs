@@ -1,5 +1,5 @@
-//! Slots moved in one launch, with all that belongs to them: into another pool, or together within
-//! their own.
+//! Moves slots with everything that belongs to them, in one launch: into another pool, together
+//! within their own pool, or into a dropped slot's place.
 
 mod args;
 mod backend;
@@ -17,26 +17,28 @@ use crate::{KernelError, SlotPool, SlotRanges, SlotSource};
 use args::{Drops, Lists, SCALARS, Scalars};
 use backend::MoveSlotsOps;
 
-/// Which slots of each (sequence, key-value head) stay.
+/// The slots of each (sequence, key-value head) that are kept.
 #[derive(Debug, Clone)]
 pub struct KeepLists {
-    /// Indices from a range's first slot on, ascending within a range, `[N]`, 32-bit.
+    /// Kept slots, counted from their range's first slot, ascending within a range, `[N]`, 32-bit.
+    /// The lists of all ranges follow one another.
     pub kept: Tensor<1, Int>,
-    /// Where each range's indices begin, `[B, Hkv]`, 32-bit.
+    /// Where each range's list begins in `kept`, `[B, Hkv]`, 32-bit.
     pub starts: Tensor<2, Int>,
-    /// How many there are, `[B, Hkv]`, 32-bit.
+    /// The length of each range's list, `[B, Hkv]`, 32-bit.
     pub counts: Tensor<2, Int>,
-    /// The most of a range; kept slots beyond it may stay where they are.
+    /// An upper bound of the lengths. Kept slots beyond it may stay where they are.
     pub most: usize,
 }
 
-/// Copies row `rows[n]` of `from` into slot `slots[n]` of `to`: key, value, position, weight.
-/// Dtypes may differ. Rows of a source without weights weigh 1; a pool without weights takes none.
+/// Copies row `rows[n]` of `from` into slot `slots[n]` of `to`: key, value, position and weight.
+/// Dtypes may differ. Rows of a source without weights get weight 1; a target without weights takes
+/// none.
 ///
-/// Negative slots are skipped. A slot that occurs twice gets either row.
+/// Negative slots are skipped. A slot that occurs twice gets one of its rows.
 ///
 /// # Shapes
-/// `rows`, `slots` `[N]`, 32-bit, on the device and not checked.
+/// `rows` and `slots` `[N]`, 32-bit. Their contents are on the device and are not checked.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit; nothing is changed.
@@ -67,12 +69,12 @@ pub fn copy_slots(
     Ok(())
 }
 
-/// Moves the kept slots of each range to its beginning, in place; what lies behind them is garbage
-/// then, and the caller's lengths are to follow.
+/// Moves the kept slots of each range to its beginning, in place. The slots after them hold garbage
+/// then, and the caller must adapt the ranges' lengths.
 ///
 /// # Shapes
-/// `offsets` `[B, Hkv]`, 32-bit. Indices are on the device and not checked: they must ascend and
-/// lie within their ranges.
+/// `offsets` `[B, Hkv]`, 32-bit. The contents of the lists are on the device and are not checked:
+/// they must ascend and lie within their ranges.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit; nothing is changed.
@@ -111,14 +113,14 @@ pub fn compact_slots(
     Ok(())
 }
 
-/// Moves the last slot of each range into a victim's place, in place, where one goes: key, value,
-/// position, weight, and its number in each of the `scalars`, `[S]`, f32. The lengths of ranges of
-/// which something goes then are one less, in place, too. One launch, for up to six scalars; rows
-/// of no columns are left as they are, with all beside them.
+/// Drops one slot of each range, in place: the range's last slot moves into the victim's place,
+/// with key, value, position, weight, and its number in each of the `scalars`, `[S]`, f32. The
+/// lengths of ranges that drop a slot become one less, in place. Up to six scalars take one launch.
+/// A pool whose rows have no columns stays unchanged, as do its scalars and lengths.
 ///
 /// # Shapes
-/// `victims` `[B, Hkv]`, slots of their ranges, 32-bit, negative for none; `goes` `[B, Hkv]`,
-/// 32-bit: 0 for ranges of which nothing goes. Contents are on the device and are not checked.
+/// `victims` `[B, Hkv]`, slots counted in the pool, 32-bit, negative for none; `goes` `[B, Hkv]`,
+/// 32-bit, 0 for ranges that drop nothing. Their contents are on the device and are not checked.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit; nothing is changed.
@@ -146,7 +148,7 @@ pub fn drop_slots(
     if batch * kv_heads == 0 || width == 0 {
         return Ok(());
     }
-    // The lengths change with the last launch, which there is even without scalars.
+    // The last launch changes the lengths. It runs even without scalars.
     let launches = scalars.len().div_ceil(SCALARS).max(1);
     let mut pools = pool.take(&check);
     for launch in 0..launches {
@@ -169,8 +171,8 @@ pub fn drop_slots(
     Ok(())
 }
 
-/// Sets the number of every range's last slot in pools of one number a slot, `[S]`, f32, each to
-/// its own `initial`, in one launch: what new tokens start with.
+/// Sets the number of every range's last slot, in each of `pools` `[S]`, f32, to the pool's
+/// `initial`: the start value of a new token. One launch takes up to six pools.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit; nothing is changed.

@@ -1,6 +1,6 @@
-//! Moves between slots in plain loops.
+//! The ops that move slots in plain loops: the CPU path, and the oracle of the kernels' tests.
 
-/// Row `rows[n]` of `from` to row `slots[n]` of `to`; negative slots are skipped.
+/// Copies row `rows[n]` of `from` to row `slots[n]` of `to`. Negative slots are skipped.
 pub(crate) fn copy<E: Copy>(from: &[E], rows: &[i32], to: &mut [E], slots: &[i32], width: usize) {
     for (&row, &slot) in rows.iter().zip(slots) {
         if let Ok(slot) = usize::try_from(slot) {
@@ -9,8 +9,8 @@ pub(crate) fn copy<E: Copy>(from: &[E], rows: &[i32], to: &mut [E], slots: &[i32
     }
 }
 
-/// The kept rows of each range, whose indices ascend, to its beginning; the lists are offsets, kept
-/// indices, starts and counts.
+/// Moves the kept rows of each range to its beginning. The lists are offsets, kept indices, starts
+/// and counts; kept indices ascend.
 pub(crate) fn compact<E: Copy>(
     pool: &mut [E],
     [offsets, kept, starts, counts]: [&[i32]; 4],
@@ -25,8 +25,8 @@ pub(crate) fn compact<E: Copy>(
     }
 }
 
-/// The last row of each range to its victim's place, where one goes; the lists are offsets,
-/// lengths, victims, and whether one goes.
+/// Moves the last row of each range to its victim's place, where the range drops one. The lists are
+/// offsets, lengths, victims, and whether a range drops its victim.
 pub(crate) fn drop_rows<E: Copy>(
     pool: &mut [E],
     [offsets, lengths, victims, goes]: [&[i32]; 4],

@@ -1,4 +1,5 @@
-//! What the ops that write rows ask of a backend.
+//! The backend trait of the ops that write rows, and its implementations for CubeCL devices and the
+//! CPU.
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
@@ -58,7 +59,7 @@ impl ScatterRowsOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The op on the CPU, by its reference.
+    //! The implementation for the CPU, which runs the reference.
 
     use burn::backend::{DType, Element, Flex};
     use burn_flex::FlexTensor;

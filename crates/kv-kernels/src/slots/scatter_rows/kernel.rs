@@ -1,6 +1,6 @@
-//! The CubeCL kernel: one unit a vector of a row.
+//! Kernels that write rows and tensors, with one unit a vector.
 //!
-//! `columns` vectors a row of `rows`, `stride` vectors from one row of `pool` to the next.
+//! Writes `rows`, of `columns` vectors each, into `pool`, whose rows begin `stride` vectors apart.
 
 use cubecl::prelude::*;
 
@@ -14,7 +14,7 @@ pub(crate) fn scatter_rows_kernel<E: Numeric, N: Size>(
     stride: usize,
     #[define(E)] _dtype: ElemType,
 ) {
-    // Not `slots.len()`: buffers may be longer than their tensors.
+    // `slots.len()` would not do: buffers may be longer than their tensors.
     if ABSOLUTE_POS < count * columns {
         let slot = slots[ABSOLUTE_POS / columns];
         if slot >= 0 {
@@ -23,7 +23,7 @@ pub(crate) fn scatter_rows_kernel<E: Numeric, N: Size>(
     }
 }
 
-/// A tensor copied into another, a unit a vector.
+/// Copies one tensor into another, with one unit a vector.
 #[cube(launch)]
 pub(crate) fn assign_kernel<E: Numeric, N: Size>(
     to: &mut [Vector<E, N>],

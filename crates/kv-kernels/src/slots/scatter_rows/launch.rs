@@ -1,4 +1,4 @@
-//! Launches on CubeCL devices.
+//! Launches the ops that write rows on CubeCL devices.
 
 use burn::backend::TensorMetadata;
 use burn_cubecl::kernel::into_contiguous;
@@ -9,8 +9,8 @@ use cubecl::prelude::*;
 use super::kernel::{assign_kernel, scatter_rows_kernel};
 use crate::backend::client::{elem_type, vector_lanes};
 
-/// Writes into `pool`'s own buffer: its clones see the rows too, so the cache never clones a pool.
-/// CUDA pads the rows of some tensors, so that a pool has a row stride of its own.
+/// Writes into the pool's own buffer. The pool's clones see the rows, so that a cache never clones
+/// a pool. CUDA pads the rows of some tensors, so the pool has a row stride of its own.
 pub(super) fn scatter(pool: CubeTensor, slots: CubeTensor, rows: CubeTensor) -> CubeTensor {
     let rows = into_contiguous(rows);
     let count = slots.shape().num_elements();
@@ -36,7 +36,7 @@ pub(super) fn scatter(pool: CubeTensor, slots: CubeTensor, rows: CubeTensor) -> 
     pool
 }
 
-/// Copies one tensor into the other's own buffer.
+/// Copies one tensor into another tensor's buffer.
 pub(super) fn assign(to: CubeTensor, from: CubeTensor) -> CubeTensor {
     let (to, from) = (into_contiguous(to), into_contiguous(from));
     let count = to.shape().num_elements();

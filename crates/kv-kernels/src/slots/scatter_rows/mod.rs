@@ -1,4 +1,4 @@
-//! Rows written into a pool, in place: how a cache appends, overwrites and moves slots.
+//! Writes rows into a pool, in place. A cache appends, overwrites and moves slots with it.
 
 pub(crate) mod backend;
 #[cfg(feature = "gpu")]
@@ -16,9 +16,9 @@ use backend::ScatterRowsOps;
 
 /// Writes row `n` of `rows` into row `slots[n]` of `pool`, in place.
 ///
-/// A negative slot is skipped. A slot that occurs twice gets either row. On a CubeCL device every
-/// clone of the pool sees the rows; on the CPU a shared pool is copied first, so hold the only
-/// reference.
+/// A negative slot is skipped. A slot that occurs twice gets one of its rows. On a CubeCL device
+/// every clone of the pool sees the rows. On the CPU a shared pool is copied first, so the caller
+/// should hold the only reference.
 ///
 /// # Shapes
 /// `pool` `[S, D]`, `slots` `[N]` (32-bit), `rows` `[N, D]` of the pool's dtype.
@@ -41,7 +41,7 @@ pub fn scatter_rows(
 /// `pool` `[S]`, `slots` `[N]`, `values` `[N]`.
 ///
 /// # Errors
-/// As [`scatter_rows`].
+/// The errors of [`scatter_rows`].
 pub fn scatter_scalars(
     pool: &mut Tensor<1>,
     slots: Tensor<1, Int>,
@@ -56,7 +56,7 @@ pub fn scatter_scalars(
 /// `pool` `[S]`, `slots` `[N]`, `values` `[N]`, all 32-bit.
 ///
 /// # Errors
-/// As [`scatter_rows`].
+/// The errors of [`scatter_rows`].
 pub fn scatter_ints(
     pool: &mut Tensor<1, Int>,
     slots: Tensor<1, Int>,
@@ -76,13 +76,14 @@ pub fn scatter_ints(
     Ok(())
 }
 
-/// Copies `from` into `to`'s own buffer: for what a recorded step hands on to the next.
+/// Copies `from` into the buffer of `to`, such as a result that a recorded step passes on to the
+/// next.
 ///
 /// # Shapes
-/// Both of the same shape and dtype.
+/// `to` and `from` have one shape and dtype.
 ///
 /// # Errors
-/// As [`scatter_rows`].
+/// The errors of [`scatter_rows`].
 pub fn assign<const D: usize>(to: &mut Tensor<D>, from: Tensor<D>) -> Result<(), KernelError> {
     let check = Check::new("assign", to);
     check.supported()?;
@@ -100,10 +101,10 @@ pub fn assign<const D: usize>(to: &mut Tensor<D>, from: Tensor<D>) -> Result<(),
 /// [`assign`] for 32-bit integers.
 ///
 /// # Shapes
-/// Both of the same shape.
+/// `to` and `from` have one shape.
 ///
 /// # Errors
-/// As [`scatter_rows`].
+/// The errors of [`scatter_rows`].
 pub fn assign_ints<const D: usize>(
     to: &mut Tensor<D, Int>,
     from: Tensor<D, Int>,

@@ -20,7 +20,7 @@ impl Cam {
         uniforms: Tensor<2>,
     ) -> Result<()> {
         let layout = cache.layout();
-        let pairs = layout.pairs();
+        let total_kv_heads = layout.head_ranges();
         let lengths = layout.lengths();
         let longest = lengths.iter().copied().max().unwrap_or_default();
         let over: Vec<i32> =
@@ -30,31 +30,31 @@ impl Cam {
         }
         let device = cache.options().device.clone();
         let last = cache.positions().dims()[0] as i32 - 1;
-        // Every head's slots in a row: those behind its last one are any.
+        // A row of slots for each head; entries behind its last slot are arbitrary.
         let place = Tensor::<1, Int>::arange(0..longest as i64, (&device, DType::I32));
-        let place = place.unsqueeze_dim::<2>(0).expand([pairs, longest]);
-        let column = |values: Tensor<2, Int>| values.reshape([pairs, 1]);
+        let place = place.unsqueeze_dim::<2>(0).expand([total_kv_heads, longest]);
+        let column = |values: Tensor<2, Int>| values.reshape([total_kv_heads, 1]);
         let offsets = column(cache.ranges().offsets.clone());
-        let slots = (offsets.expand([pairs, longest]) + place.clone()).clamp_max(last);
-        let flat = slots.clone().reshape([pairs * longest]);
-        let victims = victims.clone().reshape([pairs]).clamp_min(0);
+        let slots = (offsets.expand([total_kv_heads, longest]) + place.clone()).clamp_max(last);
+        let flat = slots.clone().reshape([total_kv_heads * longest]);
+        let victims = victims.clone().reshape([total_kv_heads]).clamp_min(0);
         let at_victims = cache.positions().clone().select(0, victims.clone());
         let distances = cache.positions().clone().select(0, flat.clone());
-        let distances = distances.reshape([pairs, longest])
-            - at_victims.reshape([pairs, 1]).expand([pairs, longest]);
-        let live = column(cache.ranges().lengths.clone()).expand([pairs, longest]);
+        let distances = distances.reshape([total_kv_heads, longest])
+            - at_victims.reshape([total_kv_heads, 1]).expand([total_kv_heads, longest]);
+        let live = column(cache.ranges().lengths.clone()).expand([total_kv_heads, longest]);
         let later = distances.clone().greater_scalar(0).bool_and(place.lower(live));
 
         let nearness = distances.float().cast(DType::F32).neg();
         let nearness = nearness.mask_fill(later.clone().bool_not(), NO_NEARNESS);
         let spread = self.options.spread.min(longest);
-        let counts = Tensor::full([pairs], spread as i32, (&device, DType::I32));
+        let counts = Tensor::full([total_kv_heads], spread as i32, (&device, DType::I32));
         let next = top_slots(nearness.clone(), None, Choice::Top(counts), spread)
             .map_err(kv_core::Error::from)?;
         let next = next.indices.clamp_min(0);
         let receives = nearness.gather(1, next.clone()).greater_scalar(NO_NEARNESS);
 
-        let of_slots = attention.clone().select(0, flat).reshape([pairs, longest]);
+        let of_slots = attention.clone().select(0, flat).reshape([total_kv_heads, longest]);
         let ones = |of: Tensor<2, burn::tensor::Bool>| of.float().cast(DType::F32).sum_dim(1);
         let compared = match self.options.official {
             true => {
@@ -68,25 +68,27 @@ impl Cam {
             }
         };
         // u < A / mean, where 0 of 0 is 0.
-        let own = attention.clone().select(0, victims.clone()).reshape([pairs, 1]);
-        let goes = (uniforms.reshape([pairs, 1]) * compared).lower(own);
+        let own = attention.clone().select(0, victims.clone()).reshape([total_kv_heads, 1]);
+        let goes = (uniforms.reshape([total_kv_heads, 1]) * compared).lower(own);
         let over = Tensor::<1, Int>::from_data(over.as_slice(), (&device, DType::I32));
-        let goes = goes.bool_and(over.equal_scalar(1).reshape([pairs, 1]));
-        let receives = receives.bool_and(goes.expand([pairs, spread]));
+        let goes = goes.bool_and(over.equal_scalar(1).reshape([total_kv_heads, 1]));
+        let receives = receives.bool_and(goes.expand([total_kv_heads, spread]));
 
         let shares = match self.options.official {
-            true => {
-                Tensor::full([pairs, 1], 1.0 / self.options.spread as f32, (&device, DType::F32))
-            }
+            true => Tensor::full(
+                [total_kv_heads, 1],
+                1.0 / self.options.spread as f32,
+                (&device, DType::F32),
+            ),
             false => ones(receives.clone()).clamp_min(1.0).recip(),
         };
         let values = cache.values().clone().select(0, victims).cast(DType::F32) * shares;
         let head_dim = cache.head_dim();
-        let rows = values.unsqueeze_dim::<3>(1).expand([pairs, spread, head_dim]);
+        let rows = values.unsqueeze_dim::<3>(1).expand([total_kv_heads, spread, head_dim]);
         let slots = slots.gather(1, next).mask_fill(receives.bool_not(), NO_SLOT);
         Ok(cache.add_values(
-            &slots.reshape([pairs * spread]),
-            rows.reshape([pairs * spread, head_dim]),
+            &slots.reshape([total_kv_heads * spread]),
+            rows.reshape([total_kv_heads * spread, head_dim]),
         )?)
     }
 }

@@ -1,5 +1,5 @@
-//! Many victims at once: of a prompt, or of an eviction every so many steps. They are chosen
-//! on the host; values stay on the device.
+//! Many victims at once: a prompt's, or those that several steps have left. They are chosen on the
+//! host; values stay on the device.
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::{LayerCache, Selection, rank, read_f32, read_i32};
@@ -11,22 +11,22 @@ use crate::{Observation, PolicyError, Result};
 
 /// One head's tokens in the order of their positions.
 struct Line {
-    /// Which stay.
+    /// Whether each token stays.
     stays: Vec<bool>,
-    /// Which may be spread.
+    /// Whether each token may be spread.
     candidates: Vec<bool>,
     attention: Vec<f32>,
     uniforms: Vec<f32>,
     /// Rows of the values that they are read from.
     rows: Vec<usize>,
-    /// Slots of those that stay.
+    /// Slots of the tokens that stay.
     slots: Vec<usize>,
 }
 
 /// A victim that is spread.
 struct Spread {
     row: usize,
-    /// The first survivor behind it, among these.
+    /// The first survivor behind the victim, as an index among survivors.
     first: usize,
     share: f32,
 }
@@ -42,8 +42,8 @@ impl Cam {
         uniform: impl Fn(usize, usize) -> f32,
     ) -> Result<()> {
         let [batch, kv_heads, tokens, head_dim] = observation.dims();
-        let pairs = batch * kv_heads;
-        if selection.total() == pairs * tokens {
+        let total_kv_heads = batch * kv_heads;
+        if selection.total() == total_kv_heads * tokens {
             return Ok(());
         }
         let scores = match self.options.candidates {
@@ -54,22 +54,22 @@ impl Cam {
             Candidates::All(_) => None,
         };
         let offsets = cache.layout().offsets().to_vec();
-        let lines = selection.kept()?.iter().enumerate().map(|(pair, kept)| {
+        let lines = selection.kept()?.iter().enumerate().map(|(range, kept)| {
             let mut stays = vec![false; tokens];
             kept.iter().for_each(|&token| stays[token as usize] = true);
-            let own = pair * tokens..(pair + 1) * tokens;
+            let own = range * tokens..(range + 1) * tokens;
             let scores = scores.as_ref().map(|scores| &scores[own.clone()]);
             Line {
                 candidates: self.candidates(&stays, scores),
                 attention: attention[own.clone()].to_vec(),
-                uniforms: (0..tokens).map(|token| uniform(pair, token)).collect(),
+                uniforms: (0..tokens).map(|token| uniform(range, token)).collect(),
                 rows: own.collect(),
-                slots: (offsets[pair]..offsets[pair] + kept.len()).collect(),
+                slots: (offsets[range]..offsets[range] + kept.len()).collect(),
                 stays,
             }
         });
         let lines: Vec<Line> = lines.collect();
-        let values = observation.values.clone().reshape([pairs * tokens, head_dim]);
+        let values = observation.values.clone().reshape([total_kv_heads * tokens, head_dim]);
         self.spread_lines(cache, &values, &lines)
     }
 
@@ -84,14 +84,14 @@ impl Cam {
         let positions = cache.read_positions()?;
         let missing = PolicyError::MissingObservation { policy: NAME, what: "a prompt" };
         let seeds = read_i32("seeds", cache.int_state(SEEDS).ok_or(missing)?.clone())?;
-        let lines = kept.kept()?.iter().enumerate().map(|(pair, kept)| {
-            let live = cache.layout().live(pair);
+        let lines = kept.kept()?.iter().enumerate().map(|(range, kept)| {
+            let live = cache.layout().live(range);
             let mut rows: Vec<usize> = live.clone().collect();
             rows.sort_by_key(|&slot| positions[slot]);
             let mut stay = vec![false; live.len()];
             kept.iter().for_each(|&at| stay[at as usize] = true);
             let stays: Vec<bool> = rows.iter().map(|slot| stay[slot - live.start]).collect();
-            let seed = [seeds[2 * pair] as u32, seeds[2 * pair + 1] as u32];
+            let seed = [seeds[2 * range] as u32, seeds[2 * range + 1] as u32];
             let uniform = |&slot: &usize| kv_kernels::uniform(seed, positions[slot] as u32);
             Line {
                 candidates: vec![true; stays.len()],
@@ -119,7 +119,7 @@ impl Cam {
         candidates
     }
 
-    /// What is spread of one head.
+    /// The victims of one head that are spread.
     fn spreads(&self, line: &Line) -> Vec<Spread> {
         let own = line.stays.iter().zip(&line.attention).filter(|(stays, _)| **stays);
         let mut sums = vec![0.0f64];
@@ -163,7 +163,7 @@ impl Cam {
         if most == 0 {
             return Ok(());
         }
-        let (pairs, head_dim) = (lines.len(), cache.head_dim());
+        let (total_kv_heads, head_dim) = (lines.len(), cache.head_dim());
         let device = cache.options().device.clone();
         let ints = |values: Vec<i32>| {
             Tensor::<1, Int>::from_data(values.as_slice(), (&device, DType::I32))
@@ -176,40 +176,48 @@ impl Cam {
             ints(rows.collect())
         };
         let weights = |weights: Vec<f32>, width: usize| {
-            Tensor::<1>::from_data(weights.as_slice(), (&device, DType::F32))
-                .reshape([pairs, width, 2])
+            Tensor::<1>::from_data(weights.as_slice(), (&device, DType::F32)).reshape([
+                total_kv_heads,
+                width,
+                2,
+            ])
         };
         let shares = spreads.iter().flat_map(|own| {
             let own = own.iter().flat_map(|spread| [spread.share.ln(), 0.0]);
             own.chain(std::iter::repeat(0.0)).take(2 * most).collect::<Vec<f32>>()
         });
         let list = |width: usize, counts: Vec<usize>| SlotLists {
-            slots: ints((0..(pairs * width) as i32).collect()).reshape([pairs, width]),
+            slots: ints((0..(total_kv_heads * width) as i32).collect())
+                .reshape([total_kv_heads, width]),
             counts: ints(counts.into_iter().map(|count| count as i32).collect()),
         };
-        // All that begin at one survivor are averaged there by their shares, in their order, so
-        // that the sums are the same every time.
+        // Victims whose first survivor is one slot are averaged there, weighted by their shares and
+        // in their order, so that sums are reproducible.
         let rows = values.clone().select(0, padded(&|spread| spread.row as i32, 0));
         let rows = rows.cast(DType::F32);
         let lists = MergeLists {
             victims: list(most, spreads.iter().map(Vec::len).collect()),
-            targets: padded(&|spread| spread.first as i32, NO_SLOT).reshape([pairs, most]),
+            targets: padded(&|spread| spread.first as i32, NO_SLOT).reshape([total_kv_heads, most]),
             victim_weights: weights(shares.collect(), most),
             kept: list(survivors, lines.iter().map(|line| line.slots.len()).collect()),
-            kept_weights: weights([LOG_OF_NO_SCORE, 0.0].repeat(pairs * survivors), survivors),
+            kept_weights: weights(
+                [LOG_OF_NO_SCORE, 0.0].repeat(total_kv_heads * survivors),
+                survivors,
+            ),
         };
-        let zeros = || Tensor::<2>::zeros([pairs * survivors, head_dim], (&device, DType::F32));
+        let zeros =
+            || Tensor::<2>::zeros([total_kv_heads * survivors, head_dim], (&device, DType::F32));
         let (mut keys, mut begin) = (zeros(), zeros());
         let options = MergeOptions { rule: KeyRule::Mean, ..Default::default() };
         let merged = merge_slots(Some([&rows, &rows]), [&mut keys, &mut begin], &lists, &options)
             .map_err(kv_core::Error::from)?;
         let totals = merged.weights.narrow(2, 0, 1).exp();
-        let begin = begin.reshape([pairs, survivors, head_dim]) * totals;
-        // Each survivor then has all that began at it or at one of the `spread - 1` before.
+        let begin = begin.reshape([total_kv_heads, survivors, head_dim]) * totals;
+        // A survivor gets the sums of its own slot and of the `spread - 1` survivors before it.
         let reach = self.options.spread.min(survivors);
         let mut sums = begin.clone();
         for shift in 1..reach {
-            let before = Tensor::zeros([pairs, shift, head_dim], (&device, DType::F32));
+            let before = Tensor::zeros([total_kv_heads, shift, head_dim], (&device, DType::F32));
             sums =
                 sums + Tensor::cat(vec![before, begin.clone().narrow(1, 0, survivors - shift)], 1);
         }
@@ -218,6 +226,6 @@ impl Cam {
             slots.chain(std::iter::repeat(-1)).take(survivors).collect::<Vec<i32>>()
         });
         let slots = ints(slots.collect());
-        Ok(cache.add_values(&slots, sums.reshape([pairs * survivors, head_dim]))?)
+        Ok(cache.add_values(&slots, sums.reshape([total_kv_heads * survivors, head_dim]))?)
     }
 }

@@ -32,12 +32,13 @@ const SEEDS: &str = "seeds";
 /// CaM (Zhang et al., 2024) around any policy that evicts by scores: with probability
 /// `clamp(A_e / mean(A_next), 0, 1)` the value of a victim `e` is spread evenly on the next
 /// `spread` survivors in the order of positions, `v_j + v_e / m` for each of the `m` that there
-/// are; else it is dropped. Keys stay as they are, heads draw for themselves, and survivors receive
-/// a prompt's values as they were, not as merged.
+/// are; else it is dropped. Keys stay as they are, and each head draws its own random numbers. Of a
+/// prompt, survivors receive the victims' original values, not merged ones.
 ///
-/// `A` is the attention that each token has had from the last query, as in the authors' generation
-/// code (HELM) with a `spread` of 32, or from all queries, as in their streaming code with one
-/// of 16. Both keep sinks and recents, and merge nothing of the prompt: one token a decode step.
+/// `A` is the attention of each token from the last query, as in the authors' generation code
+/// (HELM) with a `spread` of 32, or from all queries, as in their streaming code with a `spread` of
+/// 16. Both codes keep sinks and recents, merge no tokens of the prompt, and merge one token in
+/// each decode step.
 #[derive(Debug, Clone)]
 pub struct Cam {
     evictor: Arc<dyn EvictionPolicy>,
@@ -50,7 +51,7 @@ pub struct Cam {
 pub struct CamOptions {
     /// Survivors that a value is spread on.
     pub spread: usize,
-    /// What probabilities come from.
+    /// The attention that probabilities follow from.
     pub attention: CamAttention,
     /// Which of a prompt's victims may be spread; none in the authors' code.
     pub candidates: Candidates,
@@ -63,9 +64,9 @@ pub struct CamOptions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "`candidates` is neither a number of tokens nor \"all\"")]
 pub enum Candidates {
-    /// So many, of the highest scores (`n_steps` of kvpress's form); 0 for none.
+    /// This number of victims, of the highest scores (`n_steps` in kvpress); 0 for none.
     Most(usize),
-    /// All of them. Ours.
+    /// All victims. Ours.
     All(All),
 }
 
@@ -78,7 +79,7 @@ pub enum All {
 }
 
 impl Candidates {
-    /// All of them.
+    /// All victims.
     pub const ALL: Self = Self::All(All::All);
 }
 
@@ -113,11 +114,11 @@ impl Cam {
         Ok(Self { evictor, options })
     }
 
-    /// [`Policy::init_cache`] with numbers in `[0, 1)` of one's own: `uniform` gives the number of
-    /// a (sequence, head) and a token.
+    /// [`Policy::init_cache`] with given random numbers in `[0, 1)`: `uniform` returns the number
+    /// of a head range and a token.
     ///
     /// # Errors
-    /// As [`Policy::init_cache`].
+    /// The errors of [`Policy::init_cache`].
     pub fn init_cache_with(
         &self,
         cache: &mut LayerCache,
@@ -152,11 +153,11 @@ impl Cam {
         self.spread_prompt(cache, observation, selection, &attention, uniform)
     }
 
-    /// [`Policy::step`] with numbers in `[0, 1)` of one's own, `[B, Hkv]`, f32, for evictors whose
-    /// victims go one by one.
+    /// [`Policy::step`] with given random numbers in `[0, 1)`, `[B, Hkv]`, f32, for evictors that
+    /// drop single slots.
     ///
     /// # Errors
-    /// As [`Policy::step`].
+    /// The errors of [`Policy::step`].
     pub fn step_with(
         &self,
         layer: LayerContext,
@@ -168,7 +169,7 @@ impl Cam {
         self.evictor.plan(layer, cache)?.merging(&spreading).run(layer, cache, step)
     }
 
-    /// Each slot's attention behind a step, `[S]`, which is recorded where it accumulates.
+    /// Each slot's attention after a step, `[S]`. Accumulated attention is written to its track.
     fn observe(&self, cache: &mut LayerCache, attended: &Attended) -> Result<Tensor<1>> {
         let (logits, log_sum_exp) = (attended.logits.clone(), attended.log_sum_exp.clone());
         if self.options.attention == CamAttention::Step {
@@ -179,7 +180,7 @@ impl Cam {
         Ok(cache.track(ATTENTION).ok_or(missing)?.clone())
     }
 
-    /// What each token of a prompt has had, `[B, Hkv, T]`.
+    /// The attention that each token of a prompt has had, `[B, Hkv, T]`.
     fn prompt_attention(&self, observation: &Observation<'_>) -> Result<Tensor<3>> {
         let kv_heads = observation.dims()[1];
         let attention = match self.options.attention {
@@ -196,7 +197,7 @@ impl Cam {
         Ok(Reduction::Mean.groups(attention, kv_heads))
     }
 
-    /// The policy from its configuration, around another one or its paper's.
+    /// The policy from its configuration, around the evictor that it names or the paper's.
     pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
         let evictor = evictor_part(config, StreamingLlm::NAME)?;
         Ok(Arc::new(Self::new(evictor, config.take_all::<CamOptions>(NAME)?)?))
@@ -209,7 +210,7 @@ fn seed(observation: &Observation<'_>, row: usize, head: usize) -> [u32; 2] {
     [(); 2].map(|()| draws.random::<u32>() >> 8)
 }
 
-/// One number a (sequence, head), `[B, Hkv]`: the new token's position is the counter.
+/// One number for each head range, `[B, Hkv]`: the new token's position is the counter.
 fn draw(cache: &LayerCache, position: &Tensor<1, Int>) -> Result<Tensor<2>> {
     let (batch, heads) = (cache.layout().batch(), cache.layout().kv_heads());
     let missing = PolicyError::MissingObservation { policy: NAME, what: "a prompt" };
@@ -257,10 +258,10 @@ impl Policy for Cam {
     ) -> Result<()> {
         let [batch, kv_heads, ..] = observation.dims();
         let seeds: Vec<[u32; 2]> = (0..batch * kv_heads)
-            .map(|pair| seed(observation, pair / kv_heads, pair % kv_heads))
+            .map(|range| seed(observation, range / kv_heads, range % kv_heads))
             .collect();
-        self.init_cache_with(cache, observation, selection, |pair, token| {
-            kv_kernels::uniform(seeds[pair], token as u32)
+        self.init_cache_with(cache, observation, selection, |range, token| {
+            kv_kernels::uniform(seeds[range], token as u32)
         })
     }
 
@@ -282,8 +283,8 @@ impl Policy for Cam {
     }
 }
 
-/// CaM's merge with numbers in `[0, 1)` for victims that go one by one, `[B, Hkv]`, f32; without,
-/// they are drawn.
+/// CaM's merge. Evictors that drop single slots need random numbers in `[0, 1)`, `[B, Hkv]`, f32;
+/// they are drawn where none are given.
 struct Spreading<'a> {
     cam: &'a Cam,
     uniforms: Option<Tensor<2>>,

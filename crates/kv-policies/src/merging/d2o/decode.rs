@@ -18,15 +18,16 @@ impl D2o {
         limits: &[usize],
     ) -> Result<()> {
         let layout = cache.layout();
-        let (batch, kv_heads, pairs) = (layout.batch(), layout.kv_heads(), layout.pairs());
+        let (batch, kv_heads, total_kv_heads) =
+            (layout.batch(), layout.kv_heads(), layout.head_ranges());
         let lengths = layout.lengths().to_vec();
         let longest = lengths.iter().copied().max().unwrap_or_default();
         let Some(threshold) = cache.state(THRESHOLD).cloned().filter(|_| longest > 1) else {
             return Ok(());
         };
         let device = cache.options().device.clone();
-        let ones = Tensor::<1, Int>::ones([pairs], (&device, DType::I32));
-        let victims = victims.clone().reshape([pairs, 1]).clamp_min(0);
+        let ones = Tensor::<1, Int>::ones([total_kv_heads], (&device, DType::I32));
+        let victims = victims.clone().reshape([total_kv_heads, 1]).clamp_min(0);
         let of = SlotLists { slots: victims, counts: ones.clone() };
         let among = match self.options.spare_protected {
             true => self.open_slots(cache)?,
@@ -61,25 +62,25 @@ impl D2o {
         }
         let threshold = next;
         let compared = match self.options.official {
-            true => mean.expand([batch, kv_heads, 1]).reshape([pairs, 1]),
+            true => mean.expand([batch, kv_heads, 1]).reshape([total_kv_heads, 1]),
             false => cosines.clone(),
         };
-        let own = threshold.clone().expand([batch, kv_heads, 1]).reshape([pairs, 1]);
+        let own = threshold.clone().expand([batch, kv_heads, 1]).reshape([total_kv_heads, 1]);
         cache.set_state(THRESHOLD, threshold);
         let mut stays = compared.lower(own);
         if uneven {
             let within = over.iter().map(|&over| i32::from(over == 0.0));
             let within: Vec<i32> = within.collect();
             let within = Tensor::<1, Int>::from_data(within.as_slice(), (&device, DType::I32));
-            stays = stays.bool_or(within.equal_scalar(1).reshape([pairs, 1]));
+            stays = stays.bool_or(within.equal_scalar(1).reshape([total_kv_heads, 1]));
         }
-        // Where there is no other slot.
+        // Without another slot there is nothing to merge into.
         stays = stays.bool_or(nearest.places.clone().lower_elem(0));
-        let first = cache.ranges().offsets.clone().reshape([pairs, 1]);
+        let first = cache.ranges().offsets.clone().reshape([total_kv_heads, 1]);
         let slots = among.slots.gather(1, nearest.places.clamp_min(0)).max_pair(first);
-        let kept = slots.clone().reshape([pairs]);
+        let kept = slots.clone().reshape([total_kv_heads]);
         let weigh = |scores: Tensor<2>| {
-            let scores = scores.reshape([pairs, 1, 1]);
+            let scores = scores.reshape([total_kv_heads, 1, 1]);
             Tensor::cat(vec![scores.zeros_like(), scores], 2)
         };
         let lists = MergeLists {
@@ -91,8 +92,9 @@ impl D2o {
         };
         cache.merge_slots(None, &lists, &Self::merging())?;
         if self.options.official {
-            let factors = cosines.clamp_min(0.0).add_scalar(1.0).div_scalar(2.0).reshape([pairs]);
-            let slots = kept.mask_fill(stays.reshape([pairs]), NO_SLOT);
+            let factors =
+                cosines.clamp_min(0.0).add_scalar(1.0).div_scalar(2.0).reshape([total_kv_heads]);
+            let slots = kept.mask_fill(stays.reshape([total_kv_heads]), NO_SLOT);
             cache.scale_slots(&slots, factors)?;
         }
         Ok(())
@@ -113,10 +115,15 @@ impl D2o {
 
 /// All live slots of heads of up to `longest` slots.
 fn all_slots(cache: &LayerCache, longest: usize) -> SlotLists {
-    let pairs = cache.layout().pairs();
+    let total_kv_heads = cache.layout().head_ranges();
     let place = Tensor::<1, Int>::arange(0..longest as i64, (&cache.options().device, DType::I32));
-    let place = place.unsqueeze_dim::<2>(0).expand([pairs, longest]);
-    let offsets = cache.ranges().offsets.clone().reshape([pairs, 1]).expand([pairs, longest]);
-    let counts = cache.ranges().lengths.clone().reshape([pairs]);
+    let place = place.unsqueeze_dim::<2>(0).expand([total_kv_heads, longest]);
+    let offsets = cache
+        .ranges()
+        .offsets
+        .clone()
+        .reshape([total_kv_heads, 1])
+        .expand([total_kv_heads, longest]);
+    let counts = cache.ranges().lengths.clone().reshape([total_kv_heads]);
     SlotLists { slots: offsets + place, counts }
 }

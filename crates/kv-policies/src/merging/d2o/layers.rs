@@ -1,4 +1,4 @@
-//! Budgets of layers by how much their attention varies, known when all have been prefilled.
+//! Budgets of layers by the variation of their attention, known once all are prefilled.
 
 use burn::tensor::{DType, Tensor};
 use kv_core::{Budget, CacheOptions, LayerCache, apportion, read_f32};
@@ -8,7 +8,7 @@ use crate::{Observation, OwnedObservation, Policy, PolicyError, Result};
 
 /// The least share of its prompt that a layer keeps, as in the authors' code.
 const LEAST: f64 = 0.01;
-/// What a layer that is left whole may hold.
+/// The limit of a layer that is left whole.
 const WHOLE: usize = i32::MAX as usize;
 
 impl D2o {
@@ -41,7 +41,7 @@ impl D2o {
     }
 
     /// Slots per head of each layer, for prompts of `tokens`: in proportion to `softmax(−f)` of the
-    /// variations `f`, together as many as layers of equal budgets have.
+    /// variations `f`, together as many slots as under equal budgets.
     fn layer_budgets(&self, variations: &[f64], tokens: usize) -> Vec<usize> {
         let budget = self.evictor.budget().unwrap_or(Budget::Ratio(1.0));
         let base = match budget {
@@ -68,8 +68,8 @@ impl D2o {
     }
 }
 
-/// How much a layer's attention varies from token to token, one number a sequence, `[B]`: the
-/// variance of the prompt's column sums, brought to 0 to 1 in every query head, as the heads' mean.
+/// The variation of a layer's attention over tokens, one number a sequence, `[B]`: the mean over
+/// query heads of the variance of the prompt's column sums, scaled to 0 to 1 in each head.
 fn variation(observation: &Observation<'_>) -> Result<Vec<f32>> {
     let what = "column sums of attention";
     let missing = PolicyError::MissingObservation { policy: NAME, what };

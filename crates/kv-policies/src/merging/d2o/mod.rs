@@ -25,15 +25,15 @@ const NAME: &str = "d2o";
 const THRESHOLD: &str = "threshold";
 
 /// D2O (Wan et al., 2024): each victim of H2O is merged into the kept slot of the most similar key,
-/// if the cosine reaches a threshold, else dropped. The threshold starts as the mean of the
-/// prompt's victims' highest cosines and follows those of the steps (equation 7). Keys and values
-/// are averaged with weights `exp(cos)`, and `e` for the kept slot itself (equations 8 and 9); a
-/// merged slot counts as one in attention.
+/// if the cosine reaches a threshold, else dropped. The threshold starts as the mean of the highest
+/// cosines of the prompt's victims, and is then a moving average over steps (equation 7). Keys and
+/// values are averaged with weights `exp(cos)`, and `e` for the kept slot itself (equations 8 and
+/// 9); a merged slot counts as one in attention.
 ///
-/// Layers have budgets by how much their attention varies from token to token, the more the less it
-/// does: in proportion to `softmax(−f)`. That is known when the whole prompt has been prefilled, so
-/// that layers are compressed together ([`Policy::prefill_layers`]); a layer alone has its own
-/// equal share.
+/// A layer's budget is in proportion to `softmax(−f)`, where `f` is the variation of its attention
+/// over tokens. All `f` are known once the whole prompt has been prefilled, so layers are
+/// compressed together ([`Policy::prefill_layers`]). A layer that is compressed alone has an equal
+/// share.
 #[derive(Debug, Clone)]
 pub struct D2o {
     evictor: Arc<dyn EvictionPolicy>,
@@ -44,15 +44,15 @@ pub struct D2o {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct D2oOptions {
-    /// How much a step's cosines count in the threshold.
+    /// The weight of a step's cosines in the threshold's moving average.
     pub momentum: f64,
-    /// Whether layers have budgets by how much their attention varies, rather than as the evictor's
-    /// `layers` says.
+    /// Whether layers have budgets by the variation of their attention, rather than by the
+    /// evictor's `layers`.
     pub dynamic_layers: bool,
-    /// Whether keys and values are summed and compared as in the authors' code: weights `cos` and
-    /// 1, divided by the number of tokens; and the `i`-th victims of all heads stay or go together,
-    /// by their mean cosine. With dynamic budgets, the first two layers and the last stay whole,
-    /// and other layers do not make up for a layer's least and most slots.
+    /// Whether merges and budgets are as in the authors' code. Sums have the weights `cos` and 1
+    /// and are divided by the number of tokens. The `i`-th victims of all heads are merged or
+    /// dropped together, by their mean cosine. With dynamic budgets, the first two layers and the
+    /// last stay whole, and the least and most slots of a layer change no other layer's budget.
     pub official: bool,
     /// Whether first and last tokens that the evictor always keeps take no merges, so that they
     /// stay as they are. The paper and the authors' code merge into all that is kept.
@@ -97,7 +97,7 @@ impl D2o {
         selection: &Selection,
     ) -> Result<()> {
         let [batch, kv_heads, tokens, head_dim] = observation.dims();
-        let pairs = batch * kv_heads;
+        let total_kv_heads = batch * kv_heads;
         let device = cache.options().device.clone();
         let mut groups = Groups::of_prompts(selection, tokens, &device)?;
         if groups.is_empty() {
@@ -110,13 +110,13 @@ impl D2o {
             groups = groups.sparing_ends(self.evictor.protected(slots, false)?);
         }
         let flat = |tensor: &Tensor<4>| {
-            let rows = tensor.clone().reshape([pairs * tokens, head_dim]);
+            let rows = tensor.clone().reshape([total_kv_heads * tokens, head_dim]);
             rows.cast(cache.options().dtype)
         };
         let (keys, values) = (flat(observation.keys), flat(observation.values));
         let Nearest { places, cosines } = groups.nearest(&keys)?;
         let [_, width] = cosines.dims();
-        // One where there is a victim, of heads that have different numbers of them.
+        // 1 where a head has an `i`-th victim, else 0: heads may have different numbers of victims.
         let counts = groups.victim_counts();
         let lives: Vec<f32> = counts
             .iter()
@@ -143,11 +143,12 @@ impl D2o {
             false => cosines.clone(),
         };
         let stays = decides.greater_equal(thresholds.expand([batch, kv_heads, width]));
-        let targets = places.mask_fill(stays.bool_not().reshape([pairs, width]), NO_SLOT);
+        let targets = places.mask_fill(stays.bool_not().reshape([total_kv_heads, width]), NO_SLOT);
 
-        let of_victims = self.log_scores(cosines.reshape([pairs, width, 1]));
+        let of_victims = self.log_scores(cosines.reshape([total_kv_heads, width, 1]));
         let most = selection.lengths().iter().copied().max().unwrap_or_default();
-        let of_kept = self.log_scores(Tensor::ones([pairs, most, 1], (&device, DType::F32)));
+        let of_kept =
+            self.log_scores(Tensor::ones([total_kv_heads, most, 1], (&device, DType::F32)));
         let weights = [of_victims, of_kept].map(|scores| {
             let (none, one) = (scores.zeros_like(), scores.ones_like());
             Tensor::cat(vec![none.clone(), scores, one, none], 2)
@@ -164,7 +165,7 @@ impl D2o {
         Ok(cache.scale_slots(&merged.slots, factors)?)
     }
 
-    /// The policy from its configuration, around another one or its paper's.
+    /// The policy from its configuration, around the evictor that it names or the paper's.
     pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
         let evictor = evictor_part(config, H2o::NAME)?;
         Ok(Arc::new(Self::new(evictor, config.take_all::<D2oOptions>(NAME)?)?))
@@ -245,7 +246,7 @@ impl Merge for D2o {
         _step: &Step,
         attended: Attended,
     ) -> Result<Option<Eviction>> {
-        // Many at once are dropped as they are: the paper merges at every step.
+        // Many victims at once are dropped unmerged: the paper merges one at every step.
         if let Some(Eviction::One { victims, limits }) = &attended.due {
             self.merge_victims(cache, victims, limits)?;
         }

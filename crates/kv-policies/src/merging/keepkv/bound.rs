@@ -1,4 +1,4 @@
-//! How far merged slots may lead attention astray.
+//! Bounds on the attention's error by merged slots.
 
 use burn::tensor::{DType, Tensor};
 use kv_core::{LayerCache, read_f32};
@@ -9,12 +9,12 @@ use super::scores::{LOG_SAMPLES, LOG_SCORES};
 use crate::policy::sentinels::LOG_OF_NO_SCORE;
 use crate::{Attended, Result};
 
-/// Track of `ln ŝ` of what a slot was merged for; [`LOG_OF_NO_SCORE`] for slots that nothing went
-/// into.
+/// Track of `ln ŝ`, the score that a slot's merge predicted; [`LOG_OF_NO_SCORE`] for slots without
+/// merges.
 pub(super) const MERGED_FOR: &str = "merged-for";
 
-/// What two weights of the same slot differ by at most, as a factor of its share of the attention
-/// times `γ`: where a prediction is off by more, theorem 5 says nothing.
+/// The most that a slot can add, as a factor of its share of the attention times `γ`. It caps
+/// theorem 5's bound, which is infinite for large errors.
 const MOST: f64 = 2.0;
 
 /// The perturbation of one group's output at a later step (theorem 5): below
@@ -28,7 +28,8 @@ pub fn perturbation_bound(epsilon: f64, gamma: f64) -> f64 {
 }
 
 impl KeepKv {
-    /// Remembers what slots were merged for whose weights are no longer those `before`, `[S]`.
+    /// Writes the predicted score of each slot that a merge has changed: its weight differs from
+    /// `before`, `[S]`.
     pub(super) fn remember_merges(
         &self,
         cache: &mut LayerCache,
@@ -56,9 +57,9 @@ impl KeepKv {
     /// units of its largest value's norm. Waits for the device.
     ///
     /// Every merged slot adds theorem 5's bound times its share of the attention (equation 32
-    /// before its last step). `ε` is the difference of the slot's own score from the score that it
-    /// was merged for, as the scores of the tokens in it are no longer known. `γ` is twice the
-    /// largest norm.
+    /// before its last step). `ε` is the relative difference of the slot's score from the score
+    /// that its merge predicted, since the scores of its tokens are no longer known. `γ` is twice
+    /// the largest norm.
     pub(super) fn estimated_perturbation(
         &self,
         cache: &LayerCache,
@@ -76,8 +77,8 @@ impl KeepKv {
             .map(|values| read_f32("scores", values.cast(DType::F32)));
         let (shares, scores, merged_for) = (shares?, scores?, merged_for?);
         let layout = cache.layout();
-        let heads = (0..layout.pairs()).map(|pair| {
-            let merged = layout.live(pair).filter(|&slot| merged_for[slot] > LOG_OF_NO_SCORE);
+        let heads = (0..layout.head_ranges()).map(|range| {
+            let merged = layout.live(range).filter(|&slot| merged_for[slot] > LOG_OF_NO_SCORE);
             let parts = merged.map(|slot| {
                 let epsilon = (f64::from(merged_for[slot]) - f64::from(scores[slot])).exp_m1();
                 f64::from(shares[slot]) * perturbation_bound(epsilon.abs(), 1.0).min(MOST)

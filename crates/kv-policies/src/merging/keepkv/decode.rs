@@ -11,8 +11,8 @@ use crate::merging::merge_groups::{Groups, unprotected};
 
 impl KeepKv {
     /// Merges one victim, `[B, Hkv]`, of every head over its limit into the head's most similar
-    /// slot, without waiting for the device, behind averages of a step's scores where there are
-    /// any.
+    /// slot, without waiting for the device. The launch first adds a step's scores to the averages,
+    /// where scores are given.
     pub(super) fn merge_victims(
         &self,
         cache: &mut LayerCache,
@@ -51,7 +51,7 @@ impl KeepKv {
         Ok(cache.change_slots(tracks, merge)?)
     }
 
-    /// What all slots weigh, `[S, 4]`.
+    /// The weights of all slots, `[S, 4]`.
     fn weights_of(&self, cache: &LayerCache) -> Tensor<2> {
         let (slots, device) = (cache.positions().dims()[0], &cache.options().device);
         let filled = |with: f32| Tensor::full([slots], with, (device, DType::F32));
@@ -64,7 +64,7 @@ impl KeepKv {
         weights(log_weights, scores, [track(VOTES, 1.0), track(VOTES_HIGH, 0.0)])
     }
 
-    /// Merges all slots but the kept ones into these.
+    /// Merges all slots that are not kept into the kept ones.
     pub(super) fn merge_others(
         &self,
         cache: &mut LayerCache,

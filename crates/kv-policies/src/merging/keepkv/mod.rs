@@ -36,8 +36,8 @@ const NAME: &str = "keepkv";
 /// KeepKV (Tian et al., 2025) around any policy that evicts by scores: every victim is merged into
 /// the kept slot of the most similar key (Algorithm 1), if the cosine exceeds a threshold, else
 /// dropped. A merged slot carries the votes of all its tokens, which multiply its attention
-/// (equation 6), and its key and value are such that the attention does not change for scores as
-/// they are predicted (ZIP merging, equations 7 and 25; [`kv_kernels::MergeOptions`]).
+/// (equation 6), and its key and value leave the attention unchanged if scores are as predicted
+/// (ZIP merging, equations 7 and 25; [`kv_kernels::MergeOptions`]).
 ///
 /// Under grouped queries one key serves several query heads, and exactness for all of them is
 /// impossible: scores are the group's mean, and the additive rule's query is its mean query.
@@ -102,7 +102,7 @@ impl KeepKv {
         MergeOptions { rule, guard, scale: None, queries }
     }
 
-    /// The policy from its configuration, around another one or its paper's.
+    /// The policy from its configuration, around the evictor that it names or the paper's.
     pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
         let evictor = evictor_part(config, RecentAttention::NAME)?;
         Ok(Arc::new(Self::new(evictor, config.take_all::<KeepKvOptions>(NAME)?)?))
@@ -210,15 +210,15 @@ impl KeepKv {
         self.options.predictor == Predictor::Window || self.options.spare_protected
     }
 
-    /// A step's scores, where the kernel that merges takes them, too: single slots, but where
-    /// rebuilds ask for the averages before.
+    /// A step's scores, if the kernel that merges also adds them to the averages: it does for
+    /// single victims, unless a rebuild needs the averages before.
     fn taken_by_merges(&self, attended: &Attended) -> Option<StepScores> {
         let single = matches!(attended.due, Some(Eviction::One { .. }));
         let taken = single && !self.merges_on_host() && !self.rebuilds();
         taken.then(|| self.step_scores(attended))
     }
 
-    /// Merges the victims, behind averages of `scores` where these are not taken yet. Returns the
+    /// Merges the victims, after adding `scores` to the averages where they are given. Returns the
     /// slots to drop.
     fn merge_due(
         &self,

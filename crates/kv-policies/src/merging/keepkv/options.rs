@@ -11,23 +11,23 @@ use super::Predictor;
 pub struct KeepKvOptions {
     /// Cosine that a victim's key must exceed (section 4.1: 0.8).
     pub threshold: f32,
-    /// What becomes of merged keys.
+    /// The rule for merged keys.
     pub key: Key,
-    /// The paper's factor is taken from `1 / guard` to `guard`; 0 for the equation as it is.
+    /// The paper's factor is used only between `1 / guard` and `guard`; 0 for no such guard.
     pub guard: f32,
-    /// How scores to come are predicted.
+    /// How future scores are predicted.
     pub predictor: Predictor,
     /// How fast the moving average forgets (equation 8). The paper names no number: 0.9 is ours.
     pub alpha: f64,
-    /// Whether the moving average is divided by `1 − α^t` with the absolute step `t`, as equation 8
-    /// has it, rather than with the number of scores that a slot has seen: at the end of a prompt
-    /// the former corrects nothing. New tokens start as if behind endless ones.
+    /// Whether the moving average is divided by `1 − α^t` with the absolute step `t`, as in
+    /// equation 8, rather than with the number of a slot's scores. At the end of a prompt the
+    /// absolute step corrects nothing: a new token starts as if it had an endless history.
     pub absolute_step: bool,
     /// The prompt's last queries, whose scores the average starts with. The paper names no number:
     /// 32 is ours.
     pub window: usize,
-    /// Added to scores when they weigh keys and values, as in the authors' code, which merges by
-    /// all but the mean so; the paper has no such thing.
+    /// Added to scores that weigh keys and values. The authors' code does so in all merges but the
+    /// mean; the paper does not.
     pub epsilon: f64,
     /// Whether similar tokens of a prompt are merged before or behind the eviction.
     pub order: Order,
@@ -35,11 +35,11 @@ pub struct KeepKvOptions {
     /// stay as they are. The paper and the authors' code merge into all that is kept. Decode steps
     /// wait for the device then, and are not recorded.
     pub spare_protected: bool,
-    /// Every so many steps the cache is rebuilt from all tokens, which are in host memory then
-    /// (periodic lossless compression); 0 for never.
+    /// The steps between rebuilds of the cache from all tokens, which host memory then keeps
+    /// (periodic lossless compression); 0 for no rebuilds.
     pub period: usize,
-    /// Whether layers take turns within the period, rather than being rebuilt at the same step:
-    /// each one's tokens come back to the device while the step before runs.
+    /// Whether layers are rebuilt at different steps of the period rather than at one step. A
+    /// layer's tokens are copied to the device while the step before runs.
     pub staggered: bool,
     /// The estimated perturbation of a step, relative to the largest value's norm, above which the
     /// cache is rebuilt (theorem 5, tracked at run time; every step then asks the host); 0 for
@@ -54,9 +54,9 @@ pub enum Key {
     /// The paper's factor, and the additive rule where the guard trips.
     #[default]
     Paper,
-    /// Moved along the query.
+    /// The key is moved along the query.
     Additive,
-    /// The mean, and a weight that makes up for it.
+    /// The mean, and a weight that keeps the attention's score.
     Votes,
     /// The mean, as the authors' code has it.
     Mean,
@@ -66,11 +66,11 @@ pub enum Key {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Order {
-    /// Before: a token joins the most similar one that ranks higher, which gets its score too, so
-    /// that groups of similar tokens compete as one (section 3.3 finds this better).
+    /// Before the eviction: a token joins the most similar token that ranks higher, which also gets
+    /// its score, so that groups of similar tokens compete as one (section 3.3 finds this better).
     #[default]
     MergeFirst,
-    /// Behind.
+    /// After the eviction.
     EvictFirst,
 }
 

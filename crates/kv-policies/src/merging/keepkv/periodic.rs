@@ -29,9 +29,9 @@ impl KeepKv {
         cache.insert_policy_state(archive);
         let window = self.options.window;
         let queries = observation.last_queries(NAME, window)?;
-        let [batch, heads, held, head_dim] = queries.dims();
+        let [batch, heads, given, head_dim] = queries.dims();
         // Shorter prompts repeat their first query, so that all sequences have equally many.
-        let filled = match window - held {
+        let filled = match window - given {
             0 => queries,
             missing => {
                 let first = queries.clone().narrow(2, 0, 1).repeat_dim(2, missing);
@@ -66,7 +66,7 @@ impl KeepKv {
         period > 0 && (pushed + turn).is_multiple_of(period)
     }
 
-    /// Whether the step to come rebuilds the cache: not while all tokens fit.
+    /// Whether the next step rebuilds the cache. It does not while all tokens fit.
     pub(super) fn due_now(&self, layer: LayerContext, cache: &LayerCache) -> bool {
         let due = |archive: &Archive| self.is_due(layer, archive.pushed() + 1);
         cache.policy_state().is_some_and(due) && self.over(cache, 1)
@@ -164,7 +164,7 @@ impl KeepKv {
         Ok(fresh)
     }
 
-    /// What is kept of tokens by their heads' limits, whatever they are a share of.
+    /// The tokens that heads keep within their limits, whatever share of a prompt the budget is.
     fn select_within(&self, observation: &Observation<'_>, limits: &[usize]) -> Result<Selection> {
         let [rows, kv_heads, tokens, _] = observation.dims();
         let most = limits.iter().copied().min().unwrap_or(tokens);

@@ -24,8 +24,9 @@ impl KeepKv {
         }
     }
 
-    /// What stays of a prompt where groups of similar tokens compete as one: a token that resembles
-    /// one that ranks higher hands its score on, and is chosen last. Those that always stay do not.
+    /// The tokens that stay of a prompt where groups of similar tokens compete as one. A token adds
+    /// its score to a similar token that ranks higher, and is itself chosen last. Tokens that
+    /// always stay join no group.
     pub(super) fn by_groups(
         &self,
         observation: &Observation<'_>,
@@ -33,10 +34,10 @@ impl KeepKv {
         budget: usize,
     ) -> Result<Selection> {
         let [batch, kv_heads, tokens, head_dim] = observation.dims();
-        let pairs = batch * kv_heads;
-        let scores = scores.reshape([pairs, tokens]);
+        let total_kv_heads = batch * kv_heads;
+        let scores = scores.reshape([total_kv_heads, tokens]);
         let ranked = rankings(scores.clone()).map_err(kv_core::Error::from)?;
-        let keys = observation.keys.clone().reshape([pairs * tokens, head_dim]);
+        let keys = observation.keys.clone().reshape([total_kv_heads * tokens, head_dim]);
         let spared = match self.options.spare_protected {
             true => self.evictor.protected(budget, false)?.iter().sum(),
             false => 0,
@@ -62,7 +63,7 @@ impl KeepKv {
         cache.set_kept_track(LOG_SAMPLES, samples.clone(), selection, fresh)?;
         votes::init_cache(cache)?;
         if cache.log_weights().is_none() {
-            // There from the start, so that steps make nothing new.
+            // The weights are there from the start, so that steps allocate nothing.
             cache.set_live_log_weights(&vec![0.0; selection.total()])?;
         }
         let mut groups = Groups::of_prompts(selection, tokens, &observation.keys.device())?;

@@ -16,16 +16,16 @@ use crate::{Attended, Observation, Result};
 pub(super) const LOG_SCORES: &str = "log-scores";
 /// Track of the sum of the weights, as a logarithm: the average is `S` divided by it.
 pub(super) const LOG_SAMPLES: &str = "log-samples";
-/// How scores to come are predicted from those that were.
+/// How future scores are predicted from past ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Predictor {
     /// An exponential moving average (equation 8).
     #[default]
     Ema,
-    /// The mean of all.
+    /// The mean of all scores.
     Cumulative,
-    /// The mean of the last `window` ones, as in the authors' code. Each slot keeps all of these,
+    /// The mean of the last `window` scores, as in the authors' code. Each slot keeps these scores,
     /// and merges wait for the device.
     Window,
 }
@@ -49,7 +49,7 @@ impl KeepKv {
         }
     }
 
-    /// What the last queries of a prompt give its tokens.
+    /// The scores that the last queries of a prompt give its tokens.
     pub(super) fn prompt_scores(&self, observation: &Observation<'_>) -> Result<PromptScores> {
         let queries = observation.last_queries(NAME, self.options.window)?;
         let [batch, kv_heads, tokens, _] = observation.dims();
@@ -72,11 +72,11 @@ impl KeepKv {
                 false => seen(window.min(tokens - token)).ln() as f32,
             })
             .collect();
-        let pairs = batch * kv_heads;
+        let total_kv_heads = batch * kv_heads;
         let samples = Tensor::<1>::from_data(samples.as_slice(), (&sums.device(), DType::F32));
         Ok(PromptScores {
-            scores: sums.reshape([pairs, tokens]),
-            samples: samples.unsqueeze_dim::<2>(0).expand([pairs, tokens]),
+            scores: sums.reshape([total_kv_heads, tokens]),
+            samples: samples.unsqueeze_dim::<2>(0).expand([total_kv_heads, tokens]),
             rows,
         })
     }
@@ -90,7 +90,7 @@ impl KeepKv {
         log_add(log_scores, epsilon)
     }
 
-    /// Takes a step's scores into the averages.
+    /// Adds a step's scores to the averages.
     pub(super) fn observe(&self, cache: &mut LayerCache, attended: &Attended) -> Result<()> {
         if self.options.predictor == Predictor::Window {
             return self.observe_window(cache, &attended.logits);
@@ -102,7 +102,7 @@ impl KeepKv {
         })?)
     }
 
-    /// What averages take of a step.
+    /// The scores of a step, as averages take them.
     pub(super) fn step_scores(&self, attended: &Attended) -> StepScores {
         let [new, old] = self.weights().map(|weight| weight as f32);
         StepScores { logits: attended.logits.clone(), weights: AverageWeights { new, old } }
@@ -111,7 +111,7 @@ impl KeepKv {
 
 /// `ln` of the mean of exponentials along a dimension, which stays.
 pub(super) fn log_mean<const D: usize>(values: Tensor<D>, dim: usize) -> Tensor<D> {
-    // Where all are −∞, any finite maximum gives it.
+    // Where all values are −∞, any finite maximum gives −∞.
     let top = values.clone().max_dim(dim).clamp_min(LOG_OF_NO_SCORE);
     (values - top.clone()).exp().mean_dim(dim).log() + top
 }
@@ -140,7 +140,7 @@ pub(super) fn weights(
     Tensor::stack::<2>(vec![log_weights, scores, votes, votes_high], 1)
 }
 
-/// Writes what merged slots weigh, their scores as their averages have them.
+/// Writes the weights of merged slots, and their scores as averages.
 pub(super) fn weigh(cache: &mut LayerCache, merged: Merged) -> Result<()> {
     let Merged { slots, weights } = merged;
     let count = slots.dims()[0];

@@ -8,7 +8,7 @@ use crate::Result;
 
 /// Track of a slot's votes modulo 4,096, as f32 counts exactly up to 2²⁴ alone.
 pub const VOTES: &str = "votes";
-/// Track of 4,096s of a slot's votes.
+/// Track of a slot's votes divided by 4,096, rounded down.
 pub const VOTES_HIGH: &str = "votes-high";
 
 /// The votes of all live slots, head after head.

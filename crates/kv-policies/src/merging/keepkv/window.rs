@@ -22,7 +22,7 @@ fn seen(log_score: f32) -> bool {
     log_score > SCORELESS_LOG
 }
 
-/// What a slot has of one query behind a merge: the mean by weights, if its own token has any.
+/// A merged slot's score from one query: the weighted mean, if the slot's own token has a score.
 fn averaged(own: [f32; 2], victims: impl Iterator<Item = [f32; 2]>) -> f32 {
     if !seen(own[1]) {
         return LOG_OF_NO_SCORE;
@@ -35,7 +35,7 @@ fn averaged(own: [f32; 2], victims: impl Iterator<Item = [f32; 2]>) -> f32 {
     (top + sum.ln() - weight.ln()) as f32
 }
 
-/// Victims by the kept place that they go into.
+/// Victims by the index of the kept token that they go into.
 fn by_target(victims: &[u32], targets: &[i32]) -> BTreeMap<usize, Vec<u32>> {
     let mut groups: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
     for (&victim, &target) in victims.iter().zip(targets) {
@@ -53,10 +53,10 @@ pub(super) fn init_cache(
     scores: &Tensor<3>,
     window: usize,
 ) -> Result<()> {
-    let [pairs, queries, tokens] = scores.dims();
+    let [total_kv_heads, queries, tokens] = scores.dims();
     let scores = read_f32("scores", scores.clone())?;
-    let score = |pair: usize, query: usize, token: u32| {
-        let score = scores[(pair * queries + query) * tokens + token as usize];
+    let score = |range: usize, query: usize, token: u32| {
+        let score = scores[(range * queries + query) * tokens + token as usize];
         // −∞ where the query does not see the token.
         score.max(LOG_OF_NO_SCORE)
     };
@@ -69,12 +69,12 @@ pub(super) fn init_cache(
             cache.set_live_track(&track(age), &none, LOG_OF_NO_SCORE)?;
             continue;
         };
-        let live = (0..pairs).flat_map(|pair| {
-            let (joins, score) = (&joins[pair], &score);
-            kept[pair].iter().enumerate().map(move |(place, &token)| {
-                let victims = joins.get(&place).into_iter().flatten();
-                let victims = victims.map(|&victim| [0.0, score(pair, query, victim)]);
-                averaged([0.0, score(pair, query, token)], victims)
+        let live = (0..total_kv_heads).flat_map(|range| {
+            let (joins, score) = (&joins[range], &score);
+            kept[range].iter().enumerate().map(move |(target, &token)| {
+                let victims = joins.get(&target).into_iter().flatten();
+                let victims = victims.map(|&victim| [0.0, score(range, query, victim)]);
+                averaged([0.0, score(range, query, token)], victims)
             })
         });
         cache.set_live_track(&track(age), &live.collect::<Vec<f32>>(), LOG_OF_NO_SCORE)?;
@@ -82,7 +82,7 @@ pub(super) fn init_cache(
     Ok(())
 }
 
-/// Merges what slots have of each query. `log_weights` is `ln p` of every slot.
+/// Merges the slots' scores from each query. `log_weights` is `ln p` of every slot.
 pub(super) fn join(
     cache: &mut LayerCache,
     merges: &Read<'_>,
@@ -94,10 +94,10 @@ pub(super) fn join(
         let name = track(age);
         let Some(values) = cache.track(&name) else { continue };
         let mut values = read_f32("scores", values.clone())?;
-        for (pair, targets) in merges.targets.iter().enumerate() {
-            for (target, victims) in by_target(&merges.victims[pair], targets) {
-                let slot = |at: u32| offsets[pair] + at as usize;
-                let own = slot(merges.kept[pair][target]);
+        for (range, targets) in merges.targets.iter().enumerate() {
+            for (target, victims) in by_target(&merges.victims[range], targets) {
+                let slot = |at: u32| offsets[range] + at as usize;
+                let own = slot(merges.kept[range][target]);
                 let of = |slot: usize| [log_weights[slot], values[slot]];
                 let merged = averaged(of(own), victims.into_iter().map(|at| of(slot(at))));
                 values[own] = merged;
@@ -111,7 +111,8 @@ pub(super) fn join(
 }
 
 impl KeepKv {
-    /// Takes a step's scores into the window, the oldest out of it, and the mean into the averages.
+    /// Puts a step's scores into the window in place of the oldest, and the window's mean into the
+    /// averages.
     pub(super) fn observe_window(&self, cache: &mut LayerCache, logits: &Tensor<2>) -> Result<()> {
         let window = self.options.window;
         for age in (1..window).rev() {

@@ -67,7 +67,7 @@ impl KvMerger {
         let (firsts, rows): (Vec<usize>, usize) = match from {
             Some([keys, _]) => {
                 let [rows, _] = keys.dims();
-                ((0..orders.len()).map(|pair| pair * (rows / orders.len())).collect(), rows)
+                ((0..orders.len()).map(|range| range * (rows / orders.len())).collect(), rows)
             }
             None => (cache.layout().offsets().to_vec(), cache.positions().dims()[0]),
         };
@@ -76,7 +76,7 @@ impl KvMerger {
         if groups.is_empty() {
             return Ok(());
         }
-        // By place, the slot that a token goes into; by row, a token's weight.
+        // `goes` has the token that each token goes into, `weights` a token's weights by its row.
         let mut goes: Vec<Vec<Option<u32>>> = Vec::with_capacity(orders.len());
         let mut weights = [0.0, 0.0, 1.0, 0.0].repeat(rows);
         for (((pivots, order), own), first) in heads().zip(&sets.log_weights).zip(&firsts) {
@@ -90,11 +90,11 @@ impl KvMerger {
         let (kept, victims) = (selection.kept()?, groups.victims()?);
         let width = victims.iter().map(Vec::len).max().unwrap_or_default().max(1);
         let mut targets = vec![-1; victims.len() * width];
-        for (pair, (to, victims)) in targets.chunks_mut(width).zip(victims).enumerate() {
+        for (range, (to, victims)) in targets.chunks_mut(width).zip(victims).enumerate() {
             for (to, &victim) in to.iter_mut().zip(victims) {
-                let pivot = goes[pair][victim as usize];
-                let place = pivot.and_then(|pivot| kept[pair].binary_search(&pivot).ok());
-                *to = place.map_or(-1, |place| place as i32);
+                let pivot = goes[range][victim as usize];
+                let target = pivot.and_then(|pivot| kept[range].binary_search(&pivot).ok());
+                *to = target.map_or(-1, |target| target as i32);
             }
         }
         let targets = Tensor::<1, Int>::from_data(targets.as_slice(), (&device, DType::I32));
@@ -117,7 +117,7 @@ fn grow(cache: &mut LayerCache, merged: Merged) -> Result<()> {
     Ok(cache.add_values(&slots, rows * more.expand([count, head_dim]))?)
 }
 
-/// Cosines of each row and the next, `[N - 1]`; 0 where one is 0.
+/// Cosines of each row and the next, `[N - 1]`; 0 where a row is 0.
 fn neighbours(keys: &Tensor<2>) -> Tensor<1> {
     let count = keys.dims()[0];
     let (one, next) = (keys.clone().narrow(0, 0, count - 1), keys.clone().narrow(0, 1, count - 1));
@@ -127,8 +127,8 @@ fn neighbours(keys: &Tensor<2>) -> Tensor<1> {
     dots / both.clamp_min(f32::MIN_POSITIVE)
 }
 
-/// What tokens weigh in their sets: `−‖k_p − k_i‖² / 2σ²`, `σ` the mean distance of the others from
-/// the pivot; 0 where all are the same.
+/// The log-weights of tokens in their sets: `−‖k_p − k_i‖² / 2σ²`, where `σ` is the mean distance
+/// of the other tokens from the pivot; 0 where all keys are equal.
 fn log_weights(
     keys: &Tensor<2>,
     pivots: &[Vec<Option<usize>>],
@@ -136,14 +136,17 @@ fn log_weights(
 ) -> Result<Vec<Vec<f32>>> {
     let mut log_weights: Vec<Vec<f32>> = pivots.iter().map(|own| vec![0.0; own.len()]).collect();
     let (mut rows, mut centres) = (Vec::new(), Vec::new());
-    let merged = |(pair, at): &(usize, usize)| pivots[*pair][*at].is_some_and(|pivot| pivot != *at);
-    let all =
-        pivots.iter().enumerate().flat_map(|(pair, own)| (0..own.len()).map(move |at| (pair, at)));
+    let merged =
+        |(range, at): &(usize, usize)| pivots[*range][*at].is_some_and(|pivot| pivot != *at);
+    let all = pivots
+        .iter()
+        .enumerate()
+        .flat_map(|(range, own)| (0..own.len()).map(move |at| (range, at)));
     let members: Vec<(usize, usize)> = all.filter(merged).collect();
-    for &(pair, at) in &members {
-        if let Some(pivot) = pivots[pair][at] {
-            rows.push((firsts[pair] + at) as i32);
-            centres.push((firsts[pair] + pivot) as i32);
+    for &(range, at) in &members {
+        if let Some(pivot) = pivots[range][at] {
+            rows.push((firsts[range] + at) as i32);
+            centres.push((firsts[range] + pivot) as i32);
         }
     }
     if members.is_empty() {
@@ -161,11 +164,11 @@ fn log_weights(
         *sum += f64::from(*square).sqrt();
         *count += 1.0;
     }
-    for ((&(pair, at), centre), square) in members.iter().zip(&centres).zip(&squares) {
+    for ((&(range, at), centre), square) in members.iter().zip(&centres).zip(&squares) {
         let (sum, count) = sums[centre];
         let sigma = sum / count;
         if sigma > 0.0 {
-            log_weights[pair][at] = (-f64::from(*square) / (2.0 * sigma * sigma)) as f32;
+            log_weights[range][at] = (-f64::from(*square) / (2.0 * sigma * sigma)) as f32;
         }
     }
     Ok(log_weights)

@@ -19,7 +19,7 @@ use sets::Sets;
 
 const NAME: &str = "kvmerger";
 /// Track of each slot's attention, the group's mean, summed since the prompt's first query; a
-/// merged slot has what its tokens had.
+/// merged slot has the sum of its tokens' attention.
 const ATTENTION: &str = "attention";
 
 /// KVMerger (Wang et al., 2024): consecutive tokens whose neighbouring keys have a cosine above `ε`
@@ -37,38 +37,46 @@ pub struct KvMerger {
     /// Slots per key-value head, protected ones included.
     pub budget: Budget,
     /// Cosine that neighbours must exceed: the least `ε`.
-    #[serde(default = "threshold")]
+    #[serde(default = "default_threshold")]
     pub threshold: f32,
     /// Share of the budget for the last tokens.
-    #[serde(default = "share")]
+    #[serde(default = "default_recent_share")]
     pub recent_share: f64,
     /// Share of the budget for the tokens of most attention among the others.
-    #[serde(default = "share")]
+    #[serde(default = "default_heavy_share")]
     pub heavy_share: f64,
     /// Whether a set's value is multiplied by the number of its slots.
     #[serde(default)]
     pub set_size: bool,
     /// Decode steps between merges; the cache holds up to `interval` slots more in between.
-    #[serde(default = "interval")]
+    #[serde(default = "default_interval")]
     pub interval: usize,
     /// Whether decoded tokens are merged too; without, they accumulate.
-    #[serde(default = "yes")]
+    #[serde(default = "default_decode")]
     pub decode: bool,
 }
 
-fn threshold() -> f32 {
+/// The paper's `ε`.
+fn default_threshold() -> f32 {
     0.75
 }
 
-fn share() -> f64 {
+/// Ours.
+fn default_recent_share() -> f64 {
     0.25
 }
 
-fn interval() -> usize {
+/// Ours.
+fn default_heavy_share() -> f64 {
+    0.25
+}
+
+/// Ours.
+fn default_interval() -> usize {
     64
 }
 
-fn yes() -> bool {
+fn default_decode() -> bool {
     true
 }
 
@@ -77,12 +85,12 @@ impl KvMerger {
     pub fn new(budget: Budget) -> Self {
         Self {
             budget,
-            threshold: threshold(),
-            recent_share: share(),
-            heavy_share: share(),
+            threshold: default_threshold(),
+            recent_share: default_recent_share(),
+            heavy_share: default_heavy_share(),
             set_size: false,
-            interval: interval(),
-            decode: true,
+            interval: default_interval(),
+            decode: default_decode(),
         }
     }
 
@@ -117,7 +125,7 @@ impl KvMerger {
         }
     }
 
-    /// What each token of a prompt has had, `[B * Hkv * T]`.
+    /// The attention that each token of a prompt has had, `[B * Hkv * T]`.
     fn prompt_attention(observation: &Observation<'_>) -> Result<Vec<f32>> {
         let what = "column sums of attention";
         let missing = PolicyError::MissingObservation { policy: NAME, what };
@@ -127,10 +135,10 @@ impl KvMerger {
 
     fn prompt_sets(&self, observation: &Observation<'_>, attention: &[f32]) -> Result<Sets> {
         let [batch, kv_heads, tokens, head_dim] = observation.dims();
-        let pairs = batch * kv_heads;
-        let keys = observation.keys.clone().reshape([pairs * tokens, head_dim]);
+        let total_kv_heads = batch * kv_heads;
+        let keys = observation.keys.clone().reshape([total_kv_heads * tokens, head_dim]);
         let lines: Vec<Vec<f32>> = attention.chunks(tokens).map(<[f32]>::to_vec).collect();
-        self.sets(keys, &lines, &vec![self.budget.resolve(tokens); pairs])
+        self.sets(keys, &lines, &vec![self.budget.resolve(tokens); total_kv_heads])
     }
 
     /// The policy from its configuration.
@@ -158,7 +166,7 @@ impl Policy for KvMerger {
         Needs { column_sums: true, ..Needs::default() }
     }
 
-    /// The pivots, and what belongs to no set.
+    /// The pivots, and the tokens of no set.
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
         let sets = self.prompt_sets(observation, &Self::prompt_attention(observation)?)?;
         Ok(Selection::new(sets.kept())?.into())
@@ -239,7 +247,7 @@ impl Policy for KvMerger {
 }
 
 impl KvMerger {
-    /// Limits, and the attention that slots have had. `attention` is `[B * Hkv * T]`.
+    /// Sets the limits and the track of attention. `attention` is `[B * Hkv * T]`.
     fn init_cache_with(
         &self,
         cache: &mut LayerCache,
@@ -254,7 +262,7 @@ impl KvMerger {
         cache.set_limits(selection.lengths().iter().map(|&kept| kept.max(limit)).collect())?;
         let device = &cache.options().device;
         let attention = Tensor::<1>::from_data(attention, (device, DType::F32));
-        let attention = attention.reshape([selection.pairs(), tokens]);
+        let attention = attention.reshape([selection.head_ranges(), tokens]);
         Ok(cache.set_kept_track(ATTENTION, attention, selection, 0.0)?)
     }
 
@@ -274,8 +282,8 @@ impl KvMerger {
         let track = read_f32("attention", cache.track(ATTENTION).ok_or(missing)?.clone())?;
         // Each head's slots in the order of their positions.
         let orders: Vec<Vec<u32>> = (0..lengths.len())
-            .map(|pair| {
-                let live = cache.layout().live(pair);
+            .map(|range| {
+                let live = cache.layout().live(range);
                 let mut order: Vec<u32> = (0..live.len() as u32).collect();
                 order.sort_by_key(|&at| positions[live.start + at as usize]);
                 order

@@ -1,4 +1,4 @@
-//! Which neighbours become one slot.
+//! The choice of neighbours that become one slot.
 
 use kv_core::{rank, top};
 
@@ -20,7 +20,7 @@ impl Sets {
     }
 }
 
-/// Gives pivots what all tokens of their sets have.
+/// Gives pivots the sums over all tokens of their sets.
 pub(super) fn add_up(pivots: &[Option<usize>], values: &mut [f32]) {
     for (at, pivot) in pivots.iter().enumerate() {
         if let Some(pivot) = pivot.filter(|&pivot| pivot != at) {
@@ -55,7 +55,7 @@ impl Rules {
         let mut joined = vec![false; tokens];
         let mut missing = tokens - self.budget;
         for at in rank(&cosines[..tokens - 1]).into_iter().map(|at| at as usize) {
-            // Not so either where the cosine is NaN.
+            // False for a NaN, too.
             let similar = cosines[at] > self.threshold;
             if missing == 0 || !similar {
                 break;

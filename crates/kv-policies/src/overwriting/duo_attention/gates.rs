@@ -16,10 +16,10 @@ pub enum Gates {
 }
 
 impl Gates {
-    /// The same with what its file holds, from 0 to 1.
+    /// The gates, read from their file, each from 0 to 1.
     ///
     /// # Errors
-    /// [`PolicyError::InvalidConfig`] for files that cannot be read and what are no gates.
+    /// [`PolicyError::InvalidConfig`] for files that cannot be read and numbers that are no gates.
     pub(super) fn read(self, policy: &'static str) -> Result<Self> {
         let invalid = |reason| PolicyError::InvalidConfig { policy: policy.into(), reason };
         let mut lists = match self {

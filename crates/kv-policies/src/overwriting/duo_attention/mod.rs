@@ -30,34 +30,36 @@ const ENDLESS: usize = i32::MAX as usize;
 pub struct DuoAttention {
     /// The gates.
     pub alpha: Gates,
-    /// Share of all heads that stream: those of the lowest gates.
-    #[serde(default = "half")]
+    /// Share of all heads that stream: the heads of the lowest gates.
+    #[serde(default = "default_sparsity")]
     pub sparsity: f64,
     /// First tokens that streaming heads keep.
-    #[serde(default = "sinks")]
+    #[serde(default = "default_sinks")]
     pub sinks: usize,
     /// Most recent tokens that streaming heads keep.
-    #[serde(default = "recents")]
+    #[serde(default = "default_recents")]
     pub recents: usize,
-    /// Mean slots per head behind the prompt; as many heads stream as it takes, whatever `sparsity`
-    /// says.
+    /// Mean slots per head behind the prompt; as many heads stream as this mean needs, whatever
+    /// `sparsity` is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<Budget>,
 }
 
-fn half() -> f64 {
+fn default_sparsity() -> f64 {
     0.5
 }
 
-fn sinks() -> usize {
+/// As the authors deploy; they train with 128.
+fn default_sinks() -> usize {
     64
 }
 
-fn recents() -> usize {
+/// As the authors deploy and train.
+fn default_recents() -> usize {
     256
 }
 
-/// What heads keep of a prompt.
+/// The tokens that heads keep of a prompt.
 #[derive(Debug, Clone, Copy)]
 struct Split {
     /// Heads of all layers that stream.
@@ -219,7 +221,7 @@ impl Policy for DuoAttention {
         Capabilities { changes_decode: true, ..Capabilities::default() }
     }
 
-    /// Whether a head fills or overwrites, a step is what every other step is.
+    /// A step launches the same kernels whether heads fill up or overwrite.
     fn plan(&self, _layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
         Ok(StepPlan {
             slot: TokenSlot::Overwrite,

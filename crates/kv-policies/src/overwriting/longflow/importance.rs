@@ -25,14 +25,14 @@ fn over_heads(cache: &LayerCache, scores: &Tensor<1>) -> Tensor<1> {
     let offsets = cache.ranges().offsets.clone().reshape([batch, heads]);
     let slots = scores.dims()[0];
     let device = scores.device();
-    let pairs = cache.slot_pairs().clone();
-    // Where a slot is within its head's range.
+    let ranges = cache.slot_ranges().clone();
+    // A slot's place within its head range.
     let slot = Tensor::<1, Int>::arange(0..slots as i64, (&device, DType::I32));
-    let place = slot - offsets.clone().reshape([batch * heads]).select(0, pairs.clone());
-    let rows = pairs.div_scalar(heads as i32);
+    let place = slot - offsets.clone().reshape([batch * heads]).select(0, ranges.clone());
+    let rows = ranges.div_scalar(heads as i32);
     let of_head = |head: usize| {
         let first = offsets.clone().narrow(1, head, 1).reshape([batch]).select(0, rows.clone());
-        // Beyond a range there is nothing that counts.
+        // Slots beyond a head range are not live, and their sums do not count.
         scores.clone().select(0, (first + place.clone()).clamp(0, slots as i32 - 1))
     };
     (1..heads).fold(of_head(0), |sum, head| sum + of_head(head))

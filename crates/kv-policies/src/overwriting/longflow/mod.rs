@@ -30,8 +30,8 @@ const NAME: &str = "longflow";
 /// step "overwrites a single historical token", and Algorithm 1 has one mask. Each head for itself
 /// is an option ([`Scope::Head`]).
 ///
-/// The paper lets a step evict any token, and its authors' code evicts the one just written now and
-/// then: here that is the last resort unless `evict_newest`.
+/// The paper lets a step evict any token, and the authors' code at times evicts the token just
+/// written. Here a step does so only if no other token may go, unless `evict_newest` is set.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LongFlow {
@@ -62,11 +62,11 @@ pub struct LongFlow {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scope {
-    /// All heads of a layer the same token, by their summed importance, as in the paper's text and
-    /// its authors' code; a prompt is compressed to the same tokens everywhere.
+    /// All heads of a layer give up one token, by their summed importance, as in the paper's text
+    /// and its authors' code. A prompt is compressed to equal tokens in all heads.
     #[default]
     Layer,
-    /// Every key-value head its own, by the sum over its group. Ours.
+    /// Every key-value head gives up a token of its own, by the sum over its group. Ours.
     Head,
 }
 
@@ -96,15 +96,15 @@ impl LongFlow {
         }
     }
 
-    /// Some slot must be free to be overwritten; that of a single one is. A share of a short prompt
-    /// may leave none, which is no error: then each step overwrites the newest.
+    /// Checks that some slot may be overwritten; a budget's only slot may. A share of a short
+    /// prompt may leave none, which is no error: each step then overwrites the newest token.
     fn check_protected(&self, budget: usize) -> Result<()> {
         if let Budget::Ratio(_) = self.budget {
             return Ok(());
         }
         let newest = usize::from(!self.evict_newest && budget > 1);
-        let held = self.sinks.saturating_add(self.recents.max(newest));
-        if held < budget {
+        let protected = self.sinks.saturating_add(self.recents.max(newest));
+        if protected < budget {
             return Ok(());
         }
         let Self { sinks, recents, .. } = *self;
@@ -132,7 +132,7 @@ impl LongFlow {
         Ok(Some((protected(scores, sinks, recents.min(tokens)), budget)))
     }
 
-    /// How prompts are scored that are compressed to so many slots, and their sinks and recents.
+    /// The scorer of prompts that are compressed to `budget` slots, and their sinks and recents.
     fn fitted(&self, budget: usize) -> Result<(SnapKv, [usize; 2])> {
         let fitted = self.prefill.fitted(budget);
         let cut = fitted.window < self.prefill.window;
@@ -152,7 +152,7 @@ impl LongFlow {
         [self.sinks, self.recents.max(usize::from(!self.evict_newest))]
     }
 
-    /// Slots of a head, for which short prompts leave room.
+    /// The limit of a head, below which short prompts leave free slots.
     fn limit(&self, observation: &Observation<'_>) -> usize {
         match self.budget {
             Budget::Tokens(count) => count,
@@ -160,7 +160,7 @@ impl LongFlow {
         }
     }
 
-    /// What the launch that attends chooses by.
+    /// How the launch that attends chooses the victim.
     fn choice(&self) -> VictimChoice {
         let scope = match self.scope {
             Scope::Head => EvictionScope::Head,
@@ -225,7 +225,7 @@ impl Policy for LongFlow {
             return Ok(());
         }
         WriteSlots::enable(cache)?;
-        // The first decoded token's place, by the last prompt token's query.
+        // The last prompt token's query chooses the first decoded token's place.
         let query = observation.last_queries(NAME, 1)?.squeeze_dim(2);
         let (batch, last) = (observation.dims()[0], observation.tokens() - 1);
         let now = observation.positions.clone().narrow(1, last, 1).reshape([batch]);
@@ -248,7 +248,7 @@ impl Policy for LongFlow {
         Capabilities { changes_decode: true, ..Capabilities::default() }
     }
 
-    /// Whether a head fills or overwrites, a step is what every other step is.
+    /// A step launches the same kernels whether heads fill up or overwrite.
     fn plan(&self, _layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
         if !self.after_attention {
             return Ok(StepPlan {

@@ -7,15 +7,15 @@ use kv_core::{LayerCache, Room, Selection, read_i32};
 use super::Psaw;
 use crate::{LayerContext, Result};
 
-/// Slots of a head that go together while decoding, at least: freeing waits for the device and
-/// moves the other slots.
+/// The least number of slots that a head frees together while decoding: freeing waits for the
+/// device and moves the other slots.
 const BULK: usize = 64;
-/// Or a head's length divided by this, where that is more.
+/// A head frees its length divided by this number where that is more.
 const BULK_SHARE: usize = 32;
 
-/// Slots that go together, of a head that holds `held`.
-fn bulk(held: usize) -> usize {
-    BULK.max(held / BULK_SHARE)
+/// The number of slots that a head of `length` slots frees together.
+fn bulk(length: usize) -> usize {
+    BULK.max(length / BULK_SHARE)
 }
 
 impl Psaw {
@@ -24,8 +24,8 @@ impl Psaw {
         self.share(layer).first_seen(tokens).max(self.sinks).min(tokens)
     }
 
-    /// What stays of `tokens` tokens: all of them, but for those that are hidden from all later
-    /// queries where slots are freed.
+    /// The tokens that stay of `tokens` tokens: all, except the tokens that are hidden from all
+    /// later queries where slots are freed.
     pub fn kept(&self, layer: LayerContext, tokens: usize) -> Vec<u32> {
         let sinks = self.sinks.min(tokens);
         let end = if self.free { self.hidden_end(layer, tokens) } else { sinks };
@@ -37,11 +37,11 @@ impl Psaw {
         if !self.free || self.share(layer).is_zero() {
             return Room::Extra(new_tokens);
         }
-        // What is held grows with the tokens.
+        // A head's length grows with the number of tokens.
         let all = tokens + new_tokens;
-        let held = all + self.sinks.min(all) - self.hidden_end(layer, all);
+        let length = all + self.sinks.min(all) - self.hidden_end(layer, all);
         let kept = self.kept(layer, tokens).len();
-        Room::Total((held + bulk(held)).min(kept + new_tokens))
+        Room::Total((length + bulk(length)).min(kept + new_tokens))
     }
 
     /// Frees the slots that no later query can see, where a step has filled a head up to its limit.
@@ -82,19 +82,19 @@ impl Psaw {
         let positions = cache.read_positions()?;
         let layout = cache.layout();
         let tokens =
-            |pair: usize| usize::try_from(newest[pair / layout.kv_heads()] + 1).unwrap_or(0);
-        let kept: Vec<Vec<u32>> = (0..layout.pairs())
-            .map(|pair| {
-                let own = &positions[layout.live(pair)];
-                let first = share.first_seen(tokens(pair)) as i32;
+            |range: usize| usize::try_from(newest[range / layout.kv_heads()] + 1).unwrap_or(0);
+        let kept: Vec<Vec<u32>> = (0..layout.head_ranges())
+            .map(|range| {
+                let own = &positions[layout.live(range)];
+                let first = share.first_seen(tokens(range)) as i32;
                 // A row that has ended repeats its last position.
                 let repeated = |at: usize| own.get(at + 1) == Some(&own[at]);
                 let stays = |at: &usize| *at < self.sinks || (own[*at] >= first && !repeated(*at));
                 (0..own.len()).filter(stays).map(|at| at as u32).collect()
             })
             .collect();
-        let limits = kept.iter().enumerate().map(|(pair, kept)| {
-            let tokens = tokens(pair);
+        let limits = kept.iter().enumerate().map(|(range, kept)| {
+            let tokens = tokens(range);
             let end = share.first_seen(tokens).max(self.sinks).saturating_add(bulk(kept.len()));
             // From that number on, a query sees nothing before `end`.
             let number = share.reaches(end.saturating_add(1));

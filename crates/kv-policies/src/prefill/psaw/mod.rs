@@ -1,4 +1,4 @@
-//! PrHS's progressive sliding attention window. What it frees is in the submodule.
+//! PrHS's progressive sliding attention window. The submodule frees slots.
 
 mod free;
 
@@ -26,8 +26,9 @@ const NAME: &str = "psaw";
 /// P_l(t) = floor((1 - phi^(alpha (l - start) / (N - start))) t) for l >= start, else 0    (eq. 15)
 /// ```
 ///
-/// in prefill and in decode. Everything stays in the cache, unless `free` is set: what no later
-/// query of a layer can see is then freed, behind the prompt and, in bulks, while decoding.
+/// in prefill and in decode. Everything stays in the cache, unless `free` is set. Slots that no
+/// later query of a layer can see are then freed: after the prompt and, many at a time, while
+/// decoding.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Psaw {
@@ -46,7 +47,7 @@ pub struct Psaw {
 }
 
 impl Default for Psaw {
-    /// Those of the paper.
+    /// The parameters of the paper.
     fn default() -> Self {
         Self { phi: 0.7, alpha: 1.0, start: None, sinks: 16, free: false }
     }
@@ -78,7 +79,7 @@ impl Psaw {
     /// positions, `[B]`. The device computes it.
     ///
     /// # Errors
-    /// Those of [`LayerCache::window_starts`].
+    /// The errors of [`LayerCache::window_starts`].
     pub fn view(
         &self,
         layer: LayerContext,
@@ -159,8 +160,8 @@ impl Policy for Psaw {
         cache: &LayerCache,
     ) -> Result<Option<Vec<Vec<usize>>>> {
         let (share, positions) = (self.share(layer), cache.read_positions()?);
-        let seen = (0..cache.layout().pairs()).map(|pair| {
-            let live = cache.layout().live(pair);
+        let seen = (0..cache.layout().head_ranges()).map(|range| {
+            let live = cache.layout().live(range);
             let newest = live.clone().next_back().map_or(0, |slot| positions[slot]);
             let first = share.first_seen(usize::try_from(newest).unwrap_or(0)) as i32;
             let slots = live.clone().enumerate();

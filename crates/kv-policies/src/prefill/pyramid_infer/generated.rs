@@ -9,14 +9,14 @@ use crate::{LayerContext, PolicyError, Result};
 
 /// Generated tokens that shrink together.
 const BLOCK: usize = 16;
-/// What the first layer keeps of a block.
+/// The share of a block that the first layer keeps.
 const SHARE: f64 = 0.9;
 /// How far the schedule of blocks falls.
 const GAMMA: f64 = 0.1;
 
-/// Attention that each slot got from the rows behind its block, summed.
+/// Track of each slot's attention, summed over the queries behind its block.
 const ATTENTION: &str = "attention";
-/// The same, times the rows' age in steps.
+/// Track of each slot's attention times the query's age in steps, summed over these queries.
 const AGED: &str = "aged-attention";
 /// State of each sequence, integers `[B, 1, 3]`: prompt tokens, slots of them in the first layer,
 /// blocks shrunk so far.
@@ -52,7 +52,7 @@ impl PyramidInfer {
             return None;
         }
         let is_due = |whole: &usize| *whole > BLOCK + self.recents_beside(generated, *whole);
-        // Where the line crosses, less one for the rounding.
+        // The solution in real numbers, less one for rounding.
         let others = self.recents_beside(generated, 0) as f64;
         let about = (BLOCK as f64 + others) / (1.0 - self.recent_ratio);
         ((about as usize).saturating_sub(1)..).find(is_due)
@@ -116,12 +116,12 @@ impl PyramidInfer {
         let generated = position.clone().cast(DType::I32) - prompt.clone();
         let own_block = prompt + generated.div_scalar(BLOCK as i32).mul_scalar(BLOCK as i32);
         let own_block = own_block.unsqueeze_dim::<2>(1).expand([batch, heads]);
-        let own_block = own_block.reshape([batch * heads]).select(0, cache.slot_pairs().clone());
+        let own_block = own_block.reshape([batch * heads]).select(0, cache.slot_ranges().clone());
         let excluded = cache.positions().clone().greater_equal(own_block);
         let row = probabilities.clone().mean_dim(1).squeeze_dim::<1>(1).mask_fill(excluded, 0.0);
         let track = |name: &str| cache.track(name).cloned().ok_or_else(not_filled);
         let (attention, aged) = (track(ATTENTION)?, track(AGED)?);
-        // All earlier rows grow older by one step.
+        // All earlier queries grow older by one step.
         cache.set_track(AGED, aged + attention.clone(), 0.0)?;
         Ok(cache.set_track(ATTENTION, attention + row, 0.0)?)
     }
@@ -148,27 +148,27 @@ impl PyramidInfer {
         for row in (0..batch).filter(|&row| is_due(row)) {
             let Some(whole) = self.due_at(sequences[row]) else { continue };
             let recents = self.recents_beside(sequences[row], whole) as f32;
-            let pairs = row * heads..(row + 1) * heads;
+            let ranges = row * heads..(row + 1) * heads;
             // A block's tokens lie at the same distance from the end in every head.
             let scores: Vec<f32> = (0..BLOCK)
                 .map(|token| {
-                    let of_head = |pair: usize| {
-                        let slot = cache.layout().live(pair).end - whole + token;
+                    let of_head = |range: usize| {
+                        let slot = cache.layout().live(range).end - whole + token;
                         let newest = 1.0 + 0.2 * recents / recents.max(1.0);
                         newest * attention[slot] - 0.2 / recents.max(1.0) * aged[slot]
                     };
-                    pairs.clone().map(of_head).sum()
+                    ranges.clone().map(of_head).sum()
                 })
                 .collect();
             let chosen = top(&scores, self.of_block(layer));
             sequences[row].shrunk += 1;
             let due = self.due_at(sequences[row]);
-            for pair in pairs {
-                let block = lengths[pair] - whole;
-                kept[pair].drain(block..block + BLOCK);
+            for range in ranges {
+                let block = lengths[range] - whole;
+                kept[range].drain(block..block + BLOCK);
                 let survivors = chosen.iter().map(|token| block as u32 + token);
-                kept[pair].splice(block..block, survivors);
-                next[pair] = limit(kept[pair].len(), whole - BLOCK, due);
+                kept[range].splice(block..block, survivors);
+                next[range] = limit(kept[range].len(), whole - BLOCK, due);
             }
         }
         cache.retain(&Selection::new(kept)?)?;

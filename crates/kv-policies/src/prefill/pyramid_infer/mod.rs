@@ -1,4 +1,4 @@
-//! PyramidInfer: what it keeps of a prompt. Generated tokens are in the submodule.
+//! PyramidInfer's choice of a prompt's tokens. The submodule has generated tokens.
 
 mod generated;
 
@@ -31,29 +31,26 @@ use crate::{
 /// `16 * 0.9 * (0.1 + 0.9 (1 + cos(pi l / N)) / 2)`, by the attention of the recents at their own
 /// steps. Such a step reads scores to the host.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct PyramidInfer {
     /// Mean slots per key-value head over the layers; `None` for the paper's schedule.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub budget: Option<Budget>,
-    /// How far the schedule falls: 0.9 for 7B models in the paper's compounding schedule; 0.4 as
-    /// the deepest layer's share under a budget (which the former reaches by compounding).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// How far the schedule falls. By default 0.9 without a budget, the paper's number for 7B
+    /// models, whose schedule compounds; 0.4 under a budget, the deepest layer's share, which the
+    /// compounding schedule reaches.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub gamma: Option<f64>,
     /// Share of the prompt (paper) or of the layer's slots (budget) that are recents.
-    #[serde(default = "default_recent")]
     pub recent_ratio: f64,
     /// Whether generated tokens shrink.
-    #[serde(default = "default_decode")]
     pub decode: bool,
 }
 
-fn default_recent() -> f64 {
-    0.2
-}
-
-fn default_decode() -> bool {
-    true
+impl Default for PyramidInfer {
+    fn default() -> Self {
+        Self { budget: None, gamma: None, recent_ratio: 0.2, decode: true }
+    }
 }
 
 const NAME: &str = "pyramidinfer";
@@ -119,7 +116,7 @@ impl PyramidInfer {
         let best = scores.chunks(tokens).map(|scores| {
             let mut scores = scores.to_vec();
             scores[..SINKS.min(tokens)].fill(f32::INFINITY);
-            // The recents first: at tiny budgets they win over sinks by filling from the end.
+            // Recents come first: at tiny budgets they displace sinks.
             let past = tokens - recents - 1;
             let mut chosen = top(&scores[..past], kept - recents - 1);
             chosen.extend(past as u32..tokens as u32);

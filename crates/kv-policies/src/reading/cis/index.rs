@@ -13,8 +13,8 @@ use kv_core::{
     expect_shape, states_of,
 };
 
-/// What steps attend to, where a policy chooses on the device: a range a key-value head, or a query
-/// head.
+/// The index sets that steps attend to, chosen on the device: one for each key-value head, or for
+/// each query head.
 #[derive(Debug)]
 pub struct CisIndex(pub(crate) IndexSets);
 
@@ -24,15 +24,15 @@ impl CisIndex {
         &self.0
     }
 
-    /// Gives a cache's steps something to choose from.
+    /// Puts the index sets into a cache.
     ///
     /// # Errors
     /// [`Error::Shape`] for ranges that are no multiple of the heads; [`Error::InvalidPlan`] for a
     /// cache with weights.
     pub fn put_into(self, cache: &mut LayerCache) -> Result<()> {
-        let (ranges, pairs) = (self.ranges(), cache.layout().pairs());
-        if ranges == 0 || !ranges.is_multiple_of(pairs) {
-            expect_shape("index sets", &[ranges], &[pairs])?;
+        let (ranges, total_kv_heads) = (self.ranges(), cache.layout().head_ranges());
+        if ranges == 0 || !ranges.is_multiple_of(total_kv_heads) {
+            expect_shape("index sets", &[ranges], &[total_kv_heads])?;
         }
         if cache.log_weights().is_some() {
             let reason = "slots have weights, expected slots of weight 1".into();
@@ -50,11 +50,12 @@ impl CisIndex {
     /// log-sum-exp of each query over all tokens in sight, `[B, Hq]`, where it `measures`.
     ///
     /// # Shapes
-    /// `query` `[B, Hq, D]`; `vectors` `[ranges, parts, length]`, what similarity is of; `newest`
-    /// `[B]`, 32-bit, the newest tokens' indices.
+    /// `query` `[B, Hq, D]`; `vectors` `[ranges, parts, length]`, which similarity compares;
+    /// `newest` `[B]`, 32-bit, the newest tokens' indices.
     ///
     /// # Errors
-    /// [`Error::InvalidPlan`] without index sets; see [`cis_select`] and [`decode_attention`].
+    /// [`Error::InvalidPlan`] without index sets; the errors of [`cis_select`] and
+    /// [`decode_attention`].
     pub fn attend(
         cache: &mut LayerCache,
         query: Tensor<3>,
@@ -110,11 +111,12 @@ impl CisIndex {
         Ok((decode_attention(query, keys, values, None, &ranges, attention)?, sums))
     }
 
-    /// Brings the sizes of sets to where a target share of attention is dropped ([`steer_sets`]),
-    /// given the log-sums of a step over what it read and over all in sight, `[B, Hq]`.
+    /// Changes the sizes of sets so that steps drop a target share of attention ([`steer_sets`]).
+    /// `read` and `all` are a step's log-sum-exp over the slots that it read and over all in sight,
+    /// `[B, Hq]`.
     ///
     /// # Errors
-    /// [`Error::InvalidPlan`] without index sets; see [`steer_sets`].
+    /// [`Error::InvalidPlan`] without index sets; the errors of [`steer_sets`].
     pub fn steer(
         cache: &mut LayerCache,
         read: Tensor<2>,
@@ -127,10 +129,11 @@ impl CisIndex {
     }
 }
 
-/// The ranges of so many heads: key-value heads', or each repeated for its query heads.
+/// The head ranges of `count` sets: one for each key-value head, or each repeated for its query
+/// heads.
 fn ranges_of(cache: &LayerCache, count: usize) -> SlotRanges {
     let (layout, ranges) = (cache.layout(), cache.ranges());
-    let group = count / layout.pairs().max(1);
+    let group = count / layout.head_ranges().max(1);
     if group <= 1 {
         return ranges.clone();
     }
@@ -142,8 +145,8 @@ fn ranges_of(cache: &LayerCache, count: usize) -> SlotRanges {
     SlotRanges { offsets: repeated(&ranges.offsets), lengths: repeated(&ranges.lengths) }
 }
 
-/// What a file says of index sets besides their tensors: the shape of their vectors, and integers
-/// of a row of their table.
+/// The header of index sets in a file: the shape of their vectors, and integers of a row of their
+/// table.
 type Header = ([usize; 4], usize);
 
 impl PolicyState for CisIndex {
@@ -191,15 +194,18 @@ impl LoadState for CisIndex {
         let header = std::mem::take(&mut saved.header);
         let (shape, row): Header =
             serde_json::from_value(header).map_err(|error| invalid(error.to_string()))?;
-        let (pairs, kv_heads) = (cache.layout().pairs(), cache.layout().kv_heads());
-        if shape[0] == 0 || !shape[0].is_multiple_of(pairs) {
-            return Err(invalid(format!("{} ranges, expected a multiple of {pairs}", shape[0])));
+        let (total_kv_heads, kv_heads) = (cache.layout().head_ranges(), cache.layout().kv_heads());
+        if shape[0] == 0 || !shape[0].is_multiple_of(total_kv_heads) {
+            return Err(invalid(format!(
+                "{} ranges, expected a multiple of {total_kv_heads}",
+                shape[0]
+            )));
         }
         let table = saved.take("table", DType::I32, &[shape[0], row])?;
         let vectors = saved.take("vectors", DType::F32, &shape)?;
         let table = table.try_to_vec::<i32>().map_err(|error| invalid(format!("{error:?}")))?;
         let vectors = vectors.try_to_vec::<f32>().map_err(|error| invalid(format!("{error:?}")))?;
-        let each = shape[0] / pairs;
+        let each = shape[0] / total_kv_heads;
         let tokens: Vec<usize> = (0..shape[0]).map(|range| seen[range / each / kv_heads]).collect();
         let device = &cache.options().device;
         Ok(Self(IndexSets::from_saved(&table, &vectors, shape, &tokens, device)?))

@@ -30,10 +30,10 @@ const NAME: &str = "cis";
 ///
 /// A step shares the set of the most recent step of its block whose query is similar (eq. 12): the
 /// `k` tokens of highest attention of the step that retrieved the set, and the neighbours of the
-/// best of them (eq. 13). A step that finds no similar one retrieves, and reads the `k` tokens
-/// alone.
+/// best of them (eq. 13). A step without a similar one retrieves, and reads the `k` tokens without
+/// neighbours.
 ///
-/// All of a step is decided on the device.
+/// The device makes all of a step's choices.
 #[derive(Debug, Clone)]
 pub struct Cis {
     name: &'static str,
@@ -48,11 +48,11 @@ impl Cis {
         Self::named(NAME, options, false)
     }
 
-    /// The same under another policy's name.
+    /// [`Self::new`] under another policy's name.
     pub(crate) fn named(name: &'static str, options: CisOptions, star: bool) -> Result<Self> {
         options.validate(name)?;
         if let Some(target) = options.target.filter(|_| star) {
-            // Both would steer `k`.
+            // The target and CIS* would both change `k`.
             let reason = format!(
                 "`target` is {target}, expected none, as sets are brought to the budget's size; \
                  `cis` has targets"
@@ -103,7 +103,7 @@ impl Policy for Cis {
         _selection: &Selection,
     ) -> Result<()> {
         let budget = self.options.tokens(observation.tokens());
-        Ok(cache.set_limits(vec![budget; cache.layout().pairs()])?)
+        Ok(cache.set_limits(vec![budget; cache.layout().head_ranges()])?)
     }
 
     fn restore(&self, cache: &mut LayerCache) -> Result<()> {
@@ -137,8 +137,7 @@ impl Policy for Cis {
 }
 
 impl Cis {
-    /// A step, where `hidden` is the share of tokens that are out of sight. Controllers read what
-    /// they steer by to the host.
+    /// The plan of a step, where `hidden` is the share of tokens that are out of sight.
     pub(crate) fn plan_within(&self, hidden: Share, cache: &LayerCache) -> StepPlan<'_> {
         let attend = move |cache: &mut LayerCache, query, step: &Step| {
             self.attend_within(hidden, cache, query, step)
@@ -154,7 +153,7 @@ impl Cis {
         sums.then_some(block)
     }
 
-    /// Whether a step is what the step before was: index sets are there, and nobody steers.
+    /// Whether all steps launch the same kernels: index sets are there, and there is no target.
     pub(crate) fn is_steady(&self, cache: &LayerCache) -> bool {
         self.options.target.is_none() && cache.policy_state::<CisIndex>().is_some()
     }
@@ -175,7 +174,7 @@ impl Cis {
                 let sets = index_sets(self.name, options, self.star, cache, &vectors)?;
                 CisIndex(sets).put_into(cache)?;
             }
-            // A cache that has more room now than when they were made.
+            // The cache has grown since these sets were made.
             Some(sets) if sets.width() < longest(cache) => {
                 let width =
                     options.width(widest(self.name, options, self.star, cache)?, longest(cache));
@@ -191,9 +190,10 @@ impl Cis {
         let (attention, all) =
             CisIndex::attend(cache, query, vectors, newest, retrieval, measures)?;
         if let Some((read, all)) = attention.log_sum_exp.zip(all) {
-            let held = cache.policy_state::<CisIndex>().map_or(1, |index| index.sets().width());
+            let width = cache.policy_state::<CisIndex>().map_or(1, |index| index.sets().width());
             let most = widest(self.name, options, self.star, cache)?;
-            if let Some(steering) = options.steering(options.most(most, longest(cache)).min(held)) {
+            if let Some(steering) = options.steering(options.most(most, longest(cache)).min(width))
+            {
                 CisIndex::steer(cache, read, all, steering)?;
             }
         }
@@ -201,7 +201,7 @@ impl Cis {
     }
 }
 
-/// What a step is compared by, `[ranges, parts, length]`.
+/// The vectors that steps are compared by, `[ranges, parts, length]`.
 fn vectors(
     policy: &'static str,
     options: &CisOptions,
@@ -223,7 +223,7 @@ fn vectors(
         each.expand([batch * count, own / count, length]).reshape([batch * own, 1, length])
     };
     Ok(match options.similarity {
-        // Blocks of one share nothing, and compare nothing.
+        // Blocks of one step share nothing, and need no comparison.
         Similarity::Query => by_range(query.clone()),
         Similarity::RawQuery => by_range(step.raw_query()?),
         Similarity::Key => {
@@ -237,12 +237,12 @@ fn vectors(
     })
 }
 
-/// The most tokens that any head has room for.
+/// The largest capacity of a head.
 fn longest(cache: &LayerCache) -> usize {
     cache.layout().capacities().iter().max().copied().unwrap_or(1)
 }
 
-/// What the heads of the largest budget retrieve.
+/// The rule of the heads of the largest budget.
 fn widest(
     policy: &'static str,
     options: &CisOptions,
@@ -255,7 +255,7 @@ fn widest(
     Ok(options.rule(options.parts(policy, limit)?, star))
 }
 
-/// Sets for every range of a cache, of the heads' own budgets.
+/// Index sets for every range of a cache, by the heads' own budgets.
 fn index_sets(
     policy: &'static str,
     options: &CisOptions,
@@ -264,12 +264,12 @@ fn index_sets(
     vectors: &Tensor<3>,
 ) -> Result<IndexSets> {
     let [ranges, parts, length] = vectors.dims();
-    let pairs = cache.layout().pairs();
+    let total_kv_heads = cache.layout().head_ranges();
     let missing =
         PolicyError::MissingObservation { policy, what: "a cache that this policy filled" };
     let limits = cache.limits().ok_or(missing)?;
     let rules = (0..ranges).map(|range| {
-        let budget = limits[range / (ranges / pairs)];
+        let budget = limits[range / (ranges / total_kv_heads)];
         Ok(options.rule(options.parts(policy, budget)?, star))
     });
     let rules = rules.collect::<Result<Vec<_>>>()?;

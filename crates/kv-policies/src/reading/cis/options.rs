@@ -11,7 +11,7 @@ use crate::policy::notice::warn_once;
 use crate::reading::set_parts::SetParts;
 use crate::{PolicyError, Result};
 
-/// What two steps are compared by (table VII).
+/// The vectors that two steps are compared by (table VII).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Similarity {
@@ -31,10 +31,10 @@ pub enum Similarity {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Compared {
-    /// All of them: one that shared hands its set on (section IV-A).
+    /// All earlier steps: a step that shared hands its set on (section IV-A).
     #[default]
     Any,
-    /// Those that retrieved, the anchors of definition 3.2.
+    /// Steps that retrieved, the anchors of definition 3.2.
     Retrieved,
 }
 
@@ -45,7 +45,7 @@ pub enum Neighbours {
     /// Steps that share a set: neighbours make up for how far queries drift (eq. 13).
     #[default]
     Sharing,
-    /// The step that retrieves it, too.
+    /// Steps that retrieve a set, too.
     All,
 }
 
@@ -67,7 +67,7 @@ pub enum GroupScore {
     /// The sum of attention weights.
     #[default]
     Sum,
-    /// The largest of them.
+    /// The largest attention weight.
     Max,
 }
 
@@ -75,10 +75,10 @@ pub enum GroupScore {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GroupSimilarity {
-    /// Their mean.
+    /// The mean of the similarities.
     #[default]
     Mean,
-    /// The least of them.
+    /// The least similarity.
     Min,
 }
 
@@ -95,19 +95,19 @@ pub struct CisOptions {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recents: Option<usize>,
     /// `s`: tokens of a block, within which sets are shared; at most 1,024.
-    #[serde(default = "block")]
+    #[serde(default = "default_block")]
     pub block: usize,
     /// `τ`: cosine above which a set is shared; from 1 on never, from -1 down always.
-    #[serde(default = "threshold")]
+    #[serde(default = "default_threshold")]
     pub threshold: f32,
     /// Which earlier steps of the block are compared.
     #[serde(default)]
     pub compared: Compared,
     /// `m / k`: share of a retrieved set that brings its neighbours along, the best first.
-    #[serde(default = "dilated")]
+    #[serde(default = "default_dilated")]
     pub dilated: f32,
     /// `r`: neighbours on each side.
-    #[serde(default = "radius")]
+    #[serde(default = "default_radius")]
     pub radius: usize,
     /// Who reads neighbours.
     #[serde(default)]
@@ -124,51 +124,51 @@ pub struct CisOptions {
     /// How scores of a group become one.
     #[serde(default)]
     pub group_score: GroupScore,
-    /// Read, and without effect: what certificates take is computed outside of steps, for any
-    /// options.
+    /// Accepted and ignored: certificates are computed outside of steps, for any options.
     #[serde(default, skip_serializing)]
     pub certified: bool,
-    /// The share of attention, to what is in sight, that heads are to drop: `k`, which begins with
-    /// the budget's, is raised and lowered until measured steps do. Ours; steps are not recorded
-    /// then. Not for CIS*, whose `k` is brought to a set's size.
+    /// The share of the attention to tokens in sight that heads are to drop. `k` starts at the
+    /// budget's number, and is raised or lowered until measured steps drop this share. Ours; steps
+    /// are not recorded then. Not for CIS*, where a set's size fixes `k`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<f32>,
-    /// Every how many tokens a step is measured, which reads all keys, where there is a target.
-    #[serde(default = "every", skip_serializing_if = "is_usual")]
+    /// The tokens between measured steps, which read all keys, where there is a target.
+    #[serde(default = "default_every", skip_serializing_if = "is_usual")]
     pub every: usize,
 }
 
-fn every() -> usize {
+/// Ours.
+fn default_every() -> usize {
     5
 }
 
-fn is_usual(every_so: &usize) -> bool {
-    *every_so == every()
+fn is_usual(every: &usize) -> bool {
+    *every == default_every()
 }
 
 /// How far `k` may be raised.
 const MOST: usize = 8;
 /// The most steps of a block: each may have a set of its own.
 const LONGEST_BLOCK: usize = 1_024;
-/// Of the neighbours that a set may bring along, the share that the paper's CIS* has new: 16 of 48
+/// The share of a set's neighbours that are not in the set already, in the paper's CIS*: 16 of 48
 /// (`k` of 72 for 88) and 44 of 258 (388 for 432).
 const NEW_NEIGHBOURS: f32 = 0.25;
-/// By how much it is changed where twice the target is dropped.
+/// The relative change of `k` where a step drops twice the target.
 const GAIN: f32 = 0.25;
 
-fn block() -> usize {
+fn default_block() -> usize {
     16
 }
 
-fn threshold() -> f32 {
+fn default_threshold() -> f32 {
     CisOptions::THRESHOLD
 }
 
-fn dilated() -> f32 {
+fn default_dilated() -> f32 {
     1.0 / 3.0
 }
 
-fn radius() -> usize {
+fn default_radius() -> usize {
     1
 }
 
@@ -182,11 +182,11 @@ impl CisOptions {
             budget,
             sinks: None,
             recents: None,
-            block: block(),
+            block: default_block(),
             threshold: Self::THRESHOLD,
             compared: Compared::default(),
-            dilated: dilated(),
-            radius: radius(),
+            dilated: default_dilated(),
+            radius: default_radius(),
             neighbours: Neighbours::default(),
             similarity: Similarity::default(),
             group_similarity: GroupSimilarity::default(),
@@ -194,7 +194,7 @@ impl CisOptions {
             group_score: GroupScore::default(),
             certified: false,
             target: None,
-            every: every(),
+            every: default_every(),
         }
     }
 
@@ -232,8 +232,8 @@ impl CisOptions {
         Ok(())
     }
 
-    /// Tokens that heads attend to behind a prompt of so many: a number of them is that number,
-    /// however short the prompt.
+    /// Tokens that heads attend to behind a prompt of `prompt` tokens. A budget in tokens does not
+    /// depend on the prompt.
     pub(crate) fn tokens(&self, prompt: usize) -> usize {
         match self.budget {
             Budget::Tokens(count) => count,
@@ -246,8 +246,7 @@ impl CisOptions {
         SetParts::of(policy, self.budget, budget, [self.sinks, self.recents])
     }
 
-    /// What a range of such parts retrieves; where sets have the budget's size, `k` begins about
-    /// where the paper has it.
+    /// The rule of a head with these parts. For CIS* (`star`), `k` starts near the paper's number.
     pub(crate) fn rule(&self, parts: SetParts, star: bool) -> SetRule {
         let (dilated, threshold) = (self.dilated, self.threshold);
         let SetParts { sinks, recents: locals, top } = parts;
@@ -257,20 +256,20 @@ impl CisOptions {
         SetRule { sinks, locals, top, dilated, threshold, wanted }
     }
 
-    /// The most tokens that a retrieval of such a rule may come to find, of `room`.
-    pub(crate) fn most(&self, rule: SetRule, room: usize) -> usize {
+    /// The most tokens that a retrieval by `rule` finds, of a head's `capacity`.
+    pub(crate) fn most(&self, rule: SetRule, capacity: usize) -> usize {
         let top = rule.wanted.unwrap_or(rule.top);
         let most = if self.target.is_some() { top.saturating_mul(MOST) } else { top };
-        most.min(room.max(1))
+        most.min(capacity.max(1))
     }
 
-    /// The most tokens of a set of such a rule.
-    pub(crate) fn width(&self, rule: SetRule, room: usize) -> usize {
-        let most = SetRule { top: self.most(rule, room), ..rule };
-        most.width(self.radius).min(room.max(1))
+    /// The most tokens of a set by `rule`.
+    pub(crate) fn width(&self, rule: SetRule, capacity: usize) -> usize {
+        let most = SetRule { top: self.most(rule, capacity), ..rule };
+        most.width(self.radius).min(capacity.max(1))
     }
 
-    /// Where sizes are steered to, up to `most` tokens.
+    /// How sizes are steered to the target, up to `most` tokens.
     pub(crate) fn steering(&self, most: usize) -> Option<SteerOptions> {
         self.target.map(|target| SteerOptions { target, gain: GAIN, most })
     }

@@ -10,10 +10,10 @@ use crate::{Policy, Result};
 const NAME: &str = "cis-star";
 
 impl Cis {
-    /// CIS*: `k` is brought to where sets, neighbours included, have the budget's size.
+    /// CIS*: `k` is set so that index sets, neighbours included, have the budget's size.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// The errors of [`Self::new`].
     pub fn star(options: CisOptions) -> Result<Self> {
         Self::named(NAME, options, true)
     }

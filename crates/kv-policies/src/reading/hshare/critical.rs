@@ -9,7 +9,7 @@ use crate::Result;
 /// Sets of tokens, a bit each, for every sequence, query head and query.
 pub(super) struct Critical {
     bits: Vec<u64>,
-    /// Words of a head: those of all its queries.
+    /// The number of words of a head, over all its queries.
     words: usize,
     /// `Hq`
     heads: usize,
@@ -70,7 +70,7 @@ impl Critical {
         shared(self.head(row, a), self.head(row, b))
     }
 
-    /// Critical tokens that the heads of two layers share, each with its own like.
+    /// Critical tokens that two layers share: each head with the other layer's head of its index.
     pub(super) fn layers_share(&self, other: &Self, row: usize) -> u64 {
         let heads = 0..self.heads;
         heads.map(|head| shared(self.head(row, head), other.head(row, head))).sum()

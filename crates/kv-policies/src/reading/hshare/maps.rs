@@ -1,14 +1,15 @@
 //! Who takes whose list, as the authors' code decides it.
 
-/// How many of `count` heads or layers take another's list, where a share of them chooses.
+/// The number of `count` heads or layers that take another's list, where the share `chooses` of
+/// them choose for themselves.
 pub fn copies(count: usize, chooses: f64) -> usize {
     (((1.0 - chooses) * count as f64).round() as usize).min(count.saturating_sub(1))
 }
 
-/// Whose list each of `count` heads or layers takes, `copies` of them another's: the pair of the
-/// largest overlap, first the later one, `overlap(later, earlier)`; that one takes the earlier
-/// one's list, as do all that took its own, and is out of all further pairs. The first pair among
-/// equals.
+/// The source of the list that each of `count` heads or layers takes; `copies` of them take
+/// another's list. Of all pairs, the pair of the largest `overlap(later, earlier)` goes first, and
+/// the first pair among equals. The later one takes the earlier one's list, as do all that took the
+/// later one's list, and is out of all further pairs.
 pub fn share_map(count: usize, copies: usize, overlap: impl Fn(usize, usize) -> u64) -> Vec<usize> {
     let mut map: Vec<usize> = (0..count).collect();
     let mut left: Vec<Vec<u64>> =

@@ -28,17 +28,16 @@ use shared::{SharedLists, Sharing};
 pub use maps::{copies, share_map};
 
 const NAME: &str = "hshare";
-/// State of whose list each query head reads, `[B, Hq, 1 or 2]`: the head's, and the layer's.
+/// State of the source of each query head's list, `[B, Hq, 1 or 2]`: a head, and a layer.
 const SOURCES: &str = "sources";
-/// State of how long each sequence's prompt was, `[B, 1, 1]`: steps since are all that came behind
-/// it.
+/// State of each sequence's prompt length, `[B, 1, 1]`; the tokens behind it count the steps.
 const PROMPT: &str = "prompt";
 
 /// HShare (Wu et al., ICLR 2025): the whole cache stays; a decode step attends to sinks, recents
-/// and the critical tokens between them, which a few channels of queries and keys choose. Heads
-/// take the lists of other heads of their layer, layers those of earlier layers, and all keep
-/// theirs for some steps. Heads and layers that have many critical tokens of the prompt in common
-/// share a list.
+/// and the critical tokens between them, which a few channels of queries and keys choose. Some
+/// heads take the lists of other heads of their layer, some layers take the lists of earlier
+/// layers, and lists stay for some steps. Heads and layers that have many critical tokens of the
+/// prompt in common share a list.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HShare {
@@ -53,13 +52,13 @@ pub struct HShare {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recents: Option<usize>,
     /// Share of the layers that choose for themselves.
-    #[serde(default = "three_quarters")]
+    #[serde(default = "default_layers")]
     pub layers: f64,
-    /// Share of a layer's query heads that do.
-    #[serde(default = "three_quarters")]
+    /// Share of a layer's query heads that choose for themselves.
+    #[serde(default = "default_heads")]
     pub heads: f64,
-    /// Share of the decode steps that do; 1 of a whole number.
-    #[serde(default = "half")]
+    /// Share of the decode steps that choose; 1 divided by a whole number.
+    #[serde(default = "default_queries")]
     pub queries: f64,
     /// Channels of a query head; a quarter of the head dim, at most 32, by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -69,22 +68,27 @@ pub struct HShare {
     pub channels: Option<Channels>,
     /// Last queries of the prompt whose critical tokens are compared, and which choose channels
     /// where none are calibrated.
-    #[serde(default = "window")]
+    #[serde(default = "default_window")]
     pub window: usize,
     /// First layers that attend to everything.
     #[serde(default)]
     pub dense_layers: usize,
 }
 
-fn three_quarters() -> f64 {
+fn default_layers() -> f64 {
     0.75
 }
 
-fn half() -> f64 {
+fn default_heads() -> f64 {
+    0.75
+}
+
+fn default_queries() -> f64 {
     0.5
 }
 
-fn window() -> usize {
+/// Ours: the paper compares the critical tokens of all queries.
+fn default_window() -> usize {
     64
 }
 
@@ -120,7 +124,7 @@ impl HShare {
         Ok(Self { channels, ..self })
     }
 
-    /// What a budget is divided into: PrHS compares HShare and CIS with equal parts (section V-C).
+    /// The parts of a budget: PrHS compares HShare and CIS with equal parts (section V-C).
     fn parts(&self, budget: usize) -> Result<SetParts> {
         SetParts::of(NAME, self.budget, budget, [self.sinks, self.recents])
     }
@@ -130,9 +134,9 @@ impl HShare {
         (1.0 / self.queries).round() as usize
     }
 
-    /// How often each query head has chosen its list so far, `[B * Hq]`, read to the host: over all
-    /// heads, layers and steps, the share that is computed. Empty for layers that attend to
-    /// everything.
+    /// The number of lists that each query head has chosen so far, `[B * Hq]`, read to the host.
+    /// Their sum over heads and layers, divided by all heads, layers and steps, is the retrieval
+    /// ratio. Empty for layers that attend to everything.
     ///
     /// # Errors
     /// [`kv_core::Error::Read`].
@@ -223,8 +227,8 @@ impl Policy for HShare {
         self.plan(layer, cache)?.run(layer, cache, &step)
     }
 
-    /// Of layers that do not attend to everything, those that take another's lists among them; what
-    /// is read is that of the last step.
+    /// Reads of layers that do not attend to everything, layers that take another's lists among
+    /// them. All steps count with the slots of the last one.
     fn read_stats(&self, cache: &LayerCache) -> Result<Option<Reads>> {
         let (Some(rows), Some(prompts)) = (SlotList::read_last(cache)?, cache.int_state(PROMPT))
         else {
@@ -258,7 +262,7 @@ impl Policy for HShare {
 }
 
 impl HShare {
-    /// What a step's heads read: lists of their own, or those of others.
+    /// The lists that a step's heads read: their own lists, or other heads' lists.
     fn list(
         &self,
         layer: LayerContext,

@@ -1,4 +1,4 @@
-//! What a prompt decides: channels, and who takes whose list.
+//! A prompt's choice of channels and of the sources of lists.
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::{CacheOptions, LayerCache};
@@ -12,17 +12,17 @@ use crate::reading::channels::{CHANNELS, channels};
 use crate::reading::subset::{set_budgets, tokens_of};
 use crate::{Observation, OwnedObservation, Policy, Result};
 
-/// What a layer's prompt says.
+/// A layer's channels and sources of lists, chosen by the prompt.
 pub(super) struct Shares {
     /// `[B, Hq, r]`
     channels: Tensor<3, Int>,
     critical: Critical,
-    /// Whose list each query head takes, `[B]` of `Hq`.
+    /// The head whose list each query head takes, `[B]` of `Hq`.
     pub(super) heads: Vec<Vec<usize>>,
 }
 
 impl HShare {
-    /// Looks at a layer's prompt.
+    /// Chooses a layer's channels and sources of lists by its prompt.
     pub(super) fn shares(&self, observation: &Observation<'_>) -> Result<Shares> {
         let head_dim = observation.dims()[3];
         let labels = self.labels.unwrap_or((head_dim / 4).clamp(1, 32));
@@ -39,7 +39,8 @@ impl HShare {
         Ok(Shares { channels, critical, heads })
     }
 
-    /// Leaves in a cache what steps need; `layers` has the layer that each sequence reads from.
+    /// Sets a cache's states for decode steps; `layers` has the layer that each sequence reads
+    /// from.
     pub(super) fn install(
         &self,
         cache: &mut LayerCache,
@@ -57,7 +58,7 @@ impl HShare {
         let device = cache.options().device.clone();
         let columns = 1 + usize::from(layers.is_some());
         cache.set_int_state(SOURCES, int_numbers(sources, [batch, count, columns], &device));
-        let lengths = cache.layout().lengths().chunks(cache.layout().pairs() / batch);
+        let lengths = cache.layout().lengths().chunks(cache.layout().head_ranges() / batch);
         let prompts = int_numbers(lengths.map(|lengths| lengths[0]), [batch, 1, 1], &device);
         cache.set_int_state(PROMPT, prompts);
         set_budgets(cache, count, [parts.top, parts.sinks, parts.recents]);
@@ -73,7 +74,7 @@ impl HShare {
         Ok(())
     }
 
-    /// Which layer's lists each layer behind the dense ones reads, `[B]` of those layers.
+    /// The layer whose lists each layer behind the dense ones reads, `[B]` of these layers.
     fn layer_maps(&self, shares: &[Shares]) -> Vec<Vec<usize>> {
         let batch = shares.first().map_or(0, |shares| shares.heads.len());
         let count = shares.len();
@@ -85,7 +86,7 @@ impl HShare {
         maps.collect()
     }
 
-    /// Compresses all layers, whose lists may be each other's.
+    /// Compresses all layers together, since a layer may take another layer's lists.
     pub(super) fn prefill_together(
         &self,
         layers: &[OwnedObservation],
@@ -107,7 +108,8 @@ impl HShare {
                 LayerCache::from_prefill(keys, values, positions, &selection, room, options)?;
             if let Some(own) = index.checked_sub(self.dense_layers) {
                 let sources: Vec<usize> = maps.iter().map(|map| map[own]).collect();
-                // A layer that takes another's lists takes those of its heads that choose.
+                // A layer that takes another's lists takes the lists of that layer's choosing
+                // heads.
                 let rows = sources.iter().enumerate();
                 let heads: Vec<_> = rows.map(|(row, &of)| shares[of].heads[row].clone()).collect();
                 self.install(&mut cache, &observation, &shares[own], &heads, Some(&sources))?;

@@ -83,7 +83,7 @@ impl SharedLists {
         let most = width.saturating_sub(HEADER);
         let choice = Choice::Top(scored.wanted.clone());
         let chosen = top_slots(scored.scores, Some(scored.candidates), choice, most)?;
-        // All that has come since the lists were chosen is behind the first recent token.
+        // Tokens that came after the lists were chosen are behind the first recent token.
         let all = (most + ends + period - 1).min(longest);
         let wanted = &scored.wanted;
         let (slots, counts) = match board {

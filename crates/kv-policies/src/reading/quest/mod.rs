@@ -28,7 +28,7 @@ const LEAST_PAGES: usize = 4;
 /// Quest (Tang et al., 2024, section 3.2): the whole cache stays, in pages of consecutive slots,
 /// with the minimum and the maximum of each channel of a page's keys. A decode step attends to the
 /// pages of the highest `sum_d max(q_d min_d, q_d max_d)`, which no product with a key of the page
-/// exceeds. The first layers attend to everything, and so do all while a prompt is read.
+/// exceeds. The first layers attend to everything, and so do all layers while a prompt is read.
 ///
 /// A budget of one or two pages leaves nothing to choose: the last page takes one. So pages are
 /// halved until the budget holds 4 of them (`fit_page`).
@@ -38,24 +38,24 @@ pub struct Quest {
     /// Tokens attended to per head, in whole pages.
     pub budget: Budget,
     /// Slots of a page.
-    #[serde(default = "sixteen")]
+    #[serde(default = "default_page")]
     pub page: usize,
     /// Whether pages are halved until a sequence's budget holds 4 of them; `false` is the paper's
     /// form.
-    #[serde(default = "yes")]
+    #[serde(default = "default_fit_page")]
     pub fit_page: bool,
-    /// Who chooses pages.
+    /// Which heads choose pages.
     #[serde(default)]
     pub heads: Choosers,
-    /// What becomes of the last page.
+    /// How the last page is read.
     #[serde(default)]
     pub last_page: LastPage,
     /// First layers that attend to everything.
-    #[serde(default = "two")]
+    #[serde(default = "default_dense_layers")]
     pub dense_layers: usize,
 }
 
-/// Who chooses pages.
+/// Which heads choose pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Choosers {
@@ -68,26 +68,30 @@ pub enum Choosers {
     Mean,
 }
 
-/// What becomes of the last page, which may not be full.
+/// How the last page is read, which may not be full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LastPage {
-    /// It is read in any case, as one of the budget's pages: the authors' kernels.
+    /// It is read in any case, as one of the budget's pages, as in the authors' kernels.
     #[default]
     Always,
-    /// It is scored like the others, and three pages are read at least: their evaluation.
+    /// It is scored like other pages, and at least three pages are read, as in the authors'
+    /// evaluation.
     Scored,
 }
 
-fn sixteen() -> usize {
+/// The paper's page size.
+fn default_page() -> usize {
     16
 }
 
-fn two() -> usize {
+/// The paper's evaluation reads the first two layers whole.
+fn default_dense_layers() -> usize {
     2
 }
 
-fn yes() -> bool {
+/// Ours.
+fn default_fit_page() -> bool {
     true
 }
 
@@ -110,8 +114,8 @@ impl Quest {
         }
     }
 
-    /// Slots of a page for a budget of so many tokens, and the tokens: at least a page, where a
-    /// share of a short prompt is less.
+    /// The slots of a page under a budget of `tokens` tokens, and the tokens to read: at least one
+    /// page, where a share of a short prompt is less.
     fn fitted(&self, tokens: usize) -> [usize; 2] {
         let mut page = self.page;
         while self.fit_page && page > 1 && tokens / page < LEAST_PAGES {
@@ -135,8 +139,8 @@ impl Quest {
         [page, tokens.max(page)]
     }
 
-    /// What each query may read. Sequences of a batch may have pages of different sizes: then each
-    /// has the list that is of its own.
+    /// The list of slots that each query reads. Where sequences of a batch have pages of different
+    /// sizes, each sequence has the list of its own size.
     fn list(&self, cache: &LayerCache, query: &Tensor<3>) -> Result<SlotList> {
         let budgets = int_state(NAME, cache, BUDGETS)?;
         let most = most_tokens(self.budget, cache);
@@ -176,7 +180,7 @@ impl Quest {
     }
 }
 
-/// The rows of one list where `own`, of the other elsewhere.
+/// The rows of `list` where `own` is true, the rows of `other` elsewhere.
 fn either(own: Tensor<1, Bool>, list: SlotList, other: SlotList) -> SlotList {
     let [rows] = list.counts.dims();
     let width = list.slots.dims()[1].max(other.slots.dims()[1]);
@@ -204,11 +208,11 @@ impl Policy for Quest {
         config_of(NAME, self)
     }
 
-    /// One query, which says how many heads there are.
     fn budget(&self) -> Option<Budget> {
         Some(self.budget)
     }
 
+    /// One query, whose shape has the number of query heads.
     fn needs(&self) -> Needs {
         Needs { window: 1, ..Needs::default() }
     }

@@ -16,7 +16,7 @@ use crate::policy::lists::{SlotList, longest, missing};
 struct Pages {
     /// Slots of a page.
     page: usize,
-    /// As [`page_bounds`] has them.
+    /// Bounds in the layout of [`page_bounds`].
     bounds: Tensor<2>,
 }
 
@@ -41,7 +41,8 @@ impl Clone for Pages {
 impl Pages {
     /// Bounds of all pages of a cache.
     fn of(cache: &LayerCache, page: usize) -> Result<Self> {
-        let rows = page_rows(cache.positions().dims()[0], cache.layout().pairs(), page.max(1));
+        let rows =
+            page_rows(cache.positions().dims()[0], cache.layout().head_ranges(), page.max(1));
         let CacheOptions { device, dtype, .. } = cache.options();
         let mut bounds = zero_rows(rows, cache.head_dim(), device, *dtype);
         let span = PageSpan::All { longest: longest(cache) };
@@ -56,11 +57,11 @@ impl Pages {
 pub struct PageBounds(Vec<Pages>);
 
 impl PageBounds {
-    /// Keeps bounds of the keys of every `page` slots of a cache from now on, beside those of pages
-    /// of other sizes; steps bring them up to date by [`Self::update`].
+    /// Keeps bounds of the keys of every `page` slots of a cache from now on, beside the bounds of
+    /// other page sizes; steps update them by [`Self::update`].
     ///
     /// # Errors
-    /// Those of [`page_bounds`].
+    /// The errors of [`page_bounds`].
     pub fn keep(cache: &mut LayerCache, page: usize) -> Result<()> {
         let pages = Pages::of(cache, page)?;
         let mut all = cache.take_policy_state::<Self>().unwrap_or_default();
@@ -115,7 +116,7 @@ impl PageBounds {
         let all = longest(cache).div_ceil(page).max(1);
         let ranges = cache.ranges();
         let scored = page_scores(query, bounds, ranges, budgets, all, options)?;
-        // Three pages are read whatever the budget, and all of a range that it holds.
+        // At least three pages are read whatever the budget, and at most the pages of a head range.
         let most = tokens.div_ceil(page).max(3).min(all);
         let choice = Choice::Top(scored.wanted);
         let chosen = top_slots(scored.scores, Some(scored.candidates), choice, most)?;

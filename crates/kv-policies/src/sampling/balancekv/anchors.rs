@@ -29,8 +29,8 @@ const REACH: usize = 25;
 /// What the authors' code adds to every inner product.
 const OFFSET: f32 = 1e-8;
 
-/// The `count` tokens of `middle`, counted from its first, whose keys point away from the others'
-/// most.
+/// The `count` tokens of `middle`, counted from its first, whose keys have the lowest cosines to
+/// the mean direction.
 pub(super) fn by_key_diff(
     observation: &Observation<'_>,
     middle: &Range<usize>,
@@ -57,18 +57,19 @@ pub(super) fn by_block_mean(
     most: usize,
 ) -> Result<Vec<Selection>> {
     let [batch, kv_heads, _, head_dim] = observation.dims();
-    let (pairs, count) = (batch * kv_heads, middle.len());
+    let (total_kv_heads, count) = (batch * kv_heads, middle.len());
     let keys = observation.keys.clone().narrow(2, middle.start, count).cast(DType::F32);
-    let mut keys = keys.reshape([pairs, count, head_dim]);
+    let mut keys = keys.reshape([total_kv_heads, count, head_dim]);
     let blocks = count.div_ceil(block);
     let padding = blocks * block - count;
     if padding > 0 {
-        let zeros = Tensor::zeros([pairs, padding, head_dim], (&keys.device(), DType::F32));
+        let zeros =
+            Tensor::zeros([total_kv_heads, padding, head_dim], (&keys.device(), DType::F32));
         keys = Tensor::cat(vec![keys, zeros], 1);
     }
-    let keys = keys.reshape([pairs, blocks, block, head_dim]);
+    let keys = keys.reshape([total_kv_heads, blocks, block, head_dim]);
     let sums = keys.clone().sum_dim(2);
-    let products = (keys * sums).sum_dim(3).reshape([pairs, blocks * block]);
+    let products = (keys * sums).sum_dim(3).reshape([total_kv_heads, blocks * block]);
     let products = read_f32("inner products", products.narrow(1, 0, count))?;
     let heads: Vec<&[f32]> = products.chunks(count.max(1)).collect();
     let rows = heads.chunks(kv_heads).map(|heads| {
@@ -85,7 +86,7 @@ pub(super) fn by_block_mean(
     rows.collect()
 }
 
-/// Places within [`REACH`] of a marked one, ascending.
+/// The indices within [`REACH`] of a marked one, ascending.
 fn spans(marks: impl Iterator<Item = bool>) -> Vec<u32> {
     let marks: Vec<bool> = marks.collect();
     let near = |at: usize| {
@@ -95,8 +96,8 @@ fn spans(marks: impl Iterator<Item = bool>) -> Vec<u32> {
     (0..marks.len()).filter(|at| near(*at)).map(|at| at as u32).collect()
 }
 
-/// The first `count` marked places; where fewer are marked, the places of the lowest products too.
-/// Ascending.
+/// The first `count` marked indices; where fewer are marked, the indices of the lowest products
+/// too. Ascending.
 fn filled(products: &[f32], mut marked: Vec<u32>, count: usize) -> Vec<u32> {
     marked.truncate(count);
     if marked.len() < count {
@@ -109,16 +110,16 @@ fn filled(products: &[f32], mut marked: Vec<u32>, count: usize) -> Vec<u32> {
     marked
 }
 
-/// The tokens of `middle` that are no anchors, which count from its first, `[P, n]`; there are
-/// some.
+/// The tokens of `middle` that are no anchors, `[P, n]`. Anchors count from the first of `middle`.
+/// At least one token must be left.
 pub(super) fn without(
     anchors: &Selection,
     middle: &Range<usize>,
     device: &Device,
 ) -> Result<Tensor<2, Int>> {
-    let pairs = anchors.pairs();
-    let rest = anchors.others(&vec![middle.len(); pairs])?;
-    Ok(rest.lists(&vec![middle.start; pairs], device)?.slots)
+    let total_kv_heads = anchors.head_ranges();
+    let rest = anchors.others(&vec![middle.len(); total_kv_heads])?;
+    Ok(rest.lists(&vec![middle.start; total_kv_heads], device)?.slots)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@ use kv_core::Selection;
 
 use crate::{Plan, Result};
 
-/// Tokens that stand for lists of more, by (sequence, head).
+/// Weighted tokens that stand for longer lists, for each head range.
 pub(super) struct Compressed {
     pub(super) kept: Vec<Vec<Kept>>,
     /// Whether numerators have weights of their own.
@@ -23,7 +23,7 @@ impl Kept {
 }
 
 impl Compressed {
-    /// The plan that keeps them and both ends of `tokens` tokens.
+    /// The plan that keeps these tokens and both ends of `tokens` tokens.
     pub(super) fn plan(self, [sinks, recents]: [usize; 2], tokens: usize) -> Result<Plan> {
         let mut kept = Vec::with_capacity(self.kept.len());
         let (mut log_weights, mut numerators) = (Vec::new(), Vec::new());

@@ -18,7 +18,7 @@ const LONGEST_BLOCK: usize = 256;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Token {
     pub(super) slot: u32,
-    /// Where it stands in its sequence.
+    /// The token's position in its sequence.
     pub(super) position: u32,
 }
 
@@ -28,12 +28,12 @@ pub(super) struct Instance {
     pub(super) levels: Vec<Vec<Token>>,
 }
 
-/// The instances of one (sequence, head).
+/// The instances of one head range.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Instances {
-    /// Of the numerator too, where it is the only one.
+    /// The instance of the denominator; of the numerator too, where it is the only one.
     pub(super) denominator: Instance,
-    /// By the exponent `i` of values with `2^{i-1} <= ‖v‖ <= 2^i`.
+    /// The instances of the numerator, by the exponent `i` of values with `2^{i-1} <= ‖v‖ <= 2^i`.
     pub(super) numerators: BTreeMap<i32, Instance>,
     /// Tokens that are halved together, `t`.
     pub(super) batch: usize,
@@ -48,11 +48,12 @@ pub(super) struct Reduction {
     /// grow with the stream.
     pub(super) max_tokens: Option<usize>,
     pub(super) form: StreamForm,
-    /// What is added to the values' products where one instance serves numerator and denominator.
+    /// The number added to the values' products where one instance serves numerator and
+    /// denominator.
     pub(super) joint: Option<f32>,
 }
 
-/// What a token's probability is.
+/// How a token's probability is computed.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum StreamForm {
     /// Algorithm 2 with keys no longer than `radius`, failing with probability `delta`.
@@ -104,11 +105,11 @@ impl Instances {
 }
 
 impl Reduction {
-    /// Halves what is full, level after level.
+    /// Halves full levels, one level after the other.
     pub(super) fn reduce(&self, pool: &Pool<'_>, all: &mut [Instances]) -> Result<()> {
         for level in 0.. {
             let mut full: Vec<(usize, Option<i32>, Vec<Token>)> = Vec::new();
-            for (pair, instances) in all.iter_mut().enumerate() {
+            for (range, instances) in all.iter_mut().enumerate() {
                 let batch = instances.batch;
                 let last = self.max_tokens.map(|tokens| tokens.div_ceil(batch));
                 if last.is_some_and(|batches| level >= batches.next_power_of_two().ilog2() as usize)
@@ -122,7 +123,7 @@ impl Reduction {
                     if let Some(tokens) = instance.levels.get_mut(level)
                         && tokens.len() >= batch
                     {
-                        full.push((pair, kind, tokens.drain(..batch).collect()));
+                        full.push((range, kind, tokens.drain(..batch).collect()));
                     }
                 }
             }
@@ -134,18 +135,18 @@ impl Reduction {
             for (lists, valued) in [(denominators, self.joint.is_some()), (numerators, true)] {
                 let seeds: Vec<[i32; 2]> = lists
                     .iter()
-                    .map(|(pair, kind, tokens)| {
+                    .map(|(range, kind, tokens)| {
                         let first = tokens.first().map_or(0, |token| token.position);
-                        seed(all[*pair].seed, *kind, level, first)
+                        seed(all[*range].seed, *kind, level, first)
                     })
                     .collect();
                 let kept = self.halve(pool, &lists, &seeds, valued)?;
-                for ((pair, kind, tokens), kept) in lists.into_iter().zip(kept) {
+                for ((range, kind, tokens), kept) in lists.into_iter().zip(kept) {
                     let mut left = tokens.into_iter();
                     for slot in kept {
-                        // Both are in the same order.
+                        // Both lists have one order.
                         if let Some(token) = left.find(|token| token.slot == slot) {
-                            all[pair].of(kind).push(level + 1, token);
+                            all[range].of(kind).push(level + 1, token);
                         }
                     }
                 }
@@ -196,8 +197,8 @@ impl Reduction {
             scale: None,
             log_gamma: Tensor::from_data(log_gamma.as_slice(), (&device, DType::F32)),
             value_offset: self.joint.unwrap_or(0.0),
-            // Any shift serves a list, since it changes all of its attention weights alike; bounds
-            // of norms are of keys as they are.
+            // A list may be centred by any vector, since that multiplies all of its attention
+            // weights by one factor. Bounds of norms hold for keys that are not centred.
             centre: match self.form {
                 StreamForm::Exact { .. } => Centre::None,
                 StreamForm::Practical { .. } => Centre::List,

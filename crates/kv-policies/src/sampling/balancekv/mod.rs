@@ -40,9 +40,9 @@ const NAME: &str = "balancekv";
 /// twice the weight. Rounds follow one another until the budget is met. Prefill only, as in the
 /// paper's end-to-end experiments.
 ///
-/// Any budget is met exactly: of `n` tokens, all take `T` rounds while `n / 2^T` is not below it,
-/// and of those that are left the oldest take one more, the paper's form for low compression
-/// (section 4.5).
+/// Any budget is met exactly: all `n` tokens take `T` rounds, as many as leave `n / 2^T` at or
+/// above the budget. The oldest tokens that are left take one round more, the paper's form for low
+/// compression (section 4.5).
 ///
 /// Where the paper leaves it open: each half has exactly half of its block (when a class is full,
 /// the rest joins the other), keys are centred by the mean of all tokens that are compressed, and
@@ -66,10 +66,10 @@ pub struct BalanceKv {
     /// nearly every token by the sum's sign.
     #[serde(default = "default_gamma")]
     pub gamma: f64,
-    /// Algorithm 2's probabilities instead, failing with this probability: `1/2 − Σ / (2 c R²)`,
-    /// `c = 30 ln(n / δ)` for blocks of `n`, `R` by the norms that are there. Its FAIL is logged,
-    /// and such a token takes the likelier sign. At the norms of real keys this is a fair coin to
-    /// within 1e-6.
+    /// `δ`, the probability that Algorithm 2 fails. Where given, probabilities are Algorithm 2's,
+    /// `1/2 − Σ / (2 c R²)`, with `c = 30 ln(n / δ)` for blocks of `n` and `R` from the tokens'
+    /// norms. A failure is logged, and the token takes the likelier sign. At the norms of real
+    /// keys, probabilities are within 1e-6 of 1/2.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delta: Option<f64>,
     /// Added to the values' products, so that denominators are balanced too: 0.025 in the authors'
@@ -79,15 +79,15 @@ pub struct BalanceKv {
     /// What keys are centred by.
     #[serde(default)]
     pub centring: Centring,
-    /// Share of the slots between the ends that hold tokens exactly, those whose keys stand apart:
-    /// the augmented form for retrieval (section 4.3, "a small set of tokens whose key embeddings
-    /// are strongly anti-correlated with the rest"; the paper names no number).
+    /// Share of the slots between the ends for tokens that are kept exactly, as their keys stand
+    /// apart: the augmented form for retrieval (section 4.3, "a small set of tokens whose key
+    /// embeddings are strongly anti-correlated with the rest"; the paper names no number).
     #[serde(default)]
     pub anchors: f64,
     /// Which tokens stand apart.
     #[serde(default)]
     pub anchors_by: AnchorRule,
-    /// The authors' code to the letter instead, see [`OfficialWalk`]: it takes whole rounds alone,
+    /// The authors' code to the letter instead, see [`OfficialWalk`]: it takes whole rounds only,
     /// so that less than the budget may be kept.
     #[serde(default)]
     pub official: bool,
@@ -176,7 +176,7 @@ impl Policy for BalanceKv {
         self.plan(observation, None)
     }
 
-    /// The authors' anchors are one layer's, for all layers behind it.
+    /// The authors' anchors come from one layer, and all layers behind it keep them.
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             needs_all_layers: self.anchors > 0.0 && self.anchors_by == AnchorRule::BlockMean,
@@ -215,14 +215,14 @@ struct Parts {
     ends: [usize; 2],
     /// The tokens between them.
     middle: Range<usize>,
-    /// How many of those are kept.
+    /// The number of tokens between them that are kept.
     target: usize,
-    /// How many of these may be anchors.
+    /// The most of these that may be anchors.
     anchors: usize,
 }
 
 impl BalanceKv {
-    /// What a prompt is divided into; `None` where all of it stays.
+    /// The parts of a prompt; `None` where all of it stays.
     fn parts(&self, tokens: usize) -> Result<Option<Parts>> {
         let slots = self.budget.resolve(tokens);
         if slots >= tokens {
@@ -244,7 +244,8 @@ impl BalanceKv {
         parts.map(of).transpose()
     }
 
-    /// What is kept, with anchors of the authors' rule that are another layer's or the layer's own.
+    /// The plan of a prompt. `shared` has another layer's anchors by the authors' rule; else the
+    /// layer chooses its own.
     fn plan(&self, observation: &Observation<'_>, shared: Option<&[Selection]>) -> Result<Plan> {
         let [batch, kv_heads, tokens, _] = observation.dims();
         let Some(Parts { ends, middle, target, anchors }) = self.parts(tokens)? else {
@@ -294,7 +295,7 @@ impl BalanceKv {
         anchors: &Selection,
     ) -> Result<Compressed> {
         let lists = without(anchors, middle, &observation.keys.device())?;
-        let own = target - anchors.total() / anchors.pairs().max(1);
+        let own = target - anchors.total() / anchors.head_ranges().max(1);
         let mut compressed = self.walk().compress(observation, lists, own)?;
         for (kept, anchors) in compressed.kept.iter_mut().zip(anchors.kept()?) {
             let tokens = anchors.iter().map(|at| middle.start as u32 + at);
@@ -331,9 +332,9 @@ impl BalanceKv {
         };
         let (keys, values) = (part(observation.keys), part(observation.values));
         let mut draws: Vec<_> = (0..batch * kv_heads)
-            .map(|pair| generator(observation, pair / kv_heads, pair % kv_heads))
+            .map(|range| generator(observation, range / kv_heads, range % kv_heads))
             .collect();
-        let lists = walk.run(&keys, Some(&values), |_, pair, _| draws[pair].random())?;
+        let lists = walk.run(&keys, Some(&values), |_, range, _| draws[range].random())?;
         let log_weight = rounds as f32 * LN_2;
         let kept = lists.into_iter().map(|list| {
             let tokens = list.kept.into_iter().zip(list.weights);

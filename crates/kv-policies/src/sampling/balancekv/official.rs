@@ -1,7 +1,7 @@
 //! The authors' code to the letter (`balanced_walk.py`), where it departs from the paper: keys are
 //! centred by the mean of their block, padding of a short last one counted in; a block's first
-//! token is always positive; classes are balanced over the whole list rather than a block; what
-//! follows when one has its half is kept with weight 1; lists of later rounds are in the order of
+//! token is always positive; classes are balanced over the whole list rather than a block; tokens
+//! after one class has its half are kept with weight 1; lists of later rounds are in the order of
 //! weights; and values are multiplied by their weights from the second round on.
 
 use burn::tensor::{DType, Int, Tensor};
@@ -27,7 +27,7 @@ pub struct OfficialWalk {
     pub value_offset: f32,
 }
 
-/// What a list shrank to.
+/// The tokens that a list is left with.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct OfficialList {
     /// Indices, in the code's order.
@@ -40,27 +40,27 @@ pub struct OfficialList {
 }
 
 impl OfficialWalk {
-    /// Halves all of `keys` and `values` `[P, n, D]`. `numbers(round, list, place)` are uniform in
+    /// Halves all of `keys` and `values` `[P, n, D]`. `numbers(round, list, index)` are uniform in
     /// `[0, 1)`.
     ///
     /// # Errors
-    /// Those of [`balance`].
+    /// The errors of [`balance`].
     pub fn run(
         &self,
         keys: &Tensor<3>,
         values: Option<&Tensor<3>>,
         mut numbers: impl FnMut(usize, usize, usize) -> f32,
     ) -> Result<Vec<OfficialList>> {
-        let [pairs, tokens, head_dim] = keys.dims();
+        let [total_kv_heads, tokens, head_dim] = keys.dims();
         let device = keys.device();
-        let pool = |tensor: &Tensor<3>| tensor.clone().reshape([pairs * tokens, head_dim]);
+        let pool = |tensor: &Tensor<3>| tensor.clone().reshape([total_kv_heads * tokens, head_dim]);
         let floats = |values: &[f32], shape: [usize; 2]| {
             Tensor::<1>::from_data(values, (&device, DType::F32)).reshape(shape)
         };
         // `γ exp(x - β) = exp(ln γ - β) exp(x)`
         let log_gamma = (self.gamma.ln() - self.beta) as f32;
         let scale = (self.temperature / (head_dim as f64).sqrt()) as f32;
-        let mut lists = vec![OfficialList::default(); pairs];
+        let mut lists = vec![OfficialList::default(); total_kv_heads];
         for list in &mut lists {
             list.kept = (0..tokens as u32).collect();
             list.weights = vec![1.0; tokens];
@@ -73,42 +73,43 @@ impl OfficialWalk {
             let slots: Vec<i32> = lists
                 .iter()
                 .enumerate()
-                .flat_map(|(pair, list)| {
-                    list.kept.iter().map(move |&at| (pair * tokens) as i32 + at as i32)
+                .flat_map(|(range, list)| {
+                    list.kept.iter().map(move |&at| (range * tokens) as i32 + at as i32)
                 })
                 .collect();
             let slots = Tensor::<1, Int>::from_data(slots.as_slice(), (&device, DType::I32));
             let blocks = count.div_ceil(self.block);
             let padding = blocks * self.block - count;
             let mut rows = pool(keys).select(0, slots.clone()).cast(DType::F32);
-            rows = rows.reshape([pairs, count * head_dim]);
+            rows = rows.reshape([total_kv_heads, count * head_dim]);
             if padding > 0 {
-                let zeros = Tensor::zeros([pairs, padding * head_dim], (&device, DType::F32));
+                let zeros =
+                    Tensor::zeros([total_kv_heads, padding * head_dim], (&device, DType::F32));
                 rows = Tensor::cat(vec![rows, zeros], 1);
             }
-            let means = rows.reshape([pairs, blocks, self.block, head_dim]).mean_dim(2);
+            let means = rows.reshape([total_kv_heads, blocks, self.block, head_dim]).mean_dim(2);
             let weights: Vec<f32> = lists.iter().flat_map(|list| list.weights.clone()).collect();
-            let mut draws = Vec::with_capacity(pairs * count);
-            for pair in 0..pairs {
+            let mut draws = Vec::with_capacity(total_kv_heads * count);
+            for range in 0..total_kv_heads {
                 // Certainly below 1/2 at the beginning of a block.
-                draws.extend((0..count).map(|place| match place % self.block {
+                draws.extend((0..count).map(|index| match index % self.block {
                     0 => 0.0,
-                    _ => numbers(round, pair, place),
+                    _ => numbers(round, range, index),
                 }));
             }
             let options = BalanceOptions {
                 block: self.block,
                 scale: Some(scale),
-                log_gamma: Tensor::full([pairs], log_gamma, (&device, DType::F32)),
+                log_gamma: Tensor::full([total_kv_heads], log_gamma, (&device, DType::F32)),
                 value_offset: if values.is_some() { self.value_offset } else { 0.0 },
                 centre: Centre::Block(means.squeeze_dim(2)),
-                weights: values.map(|_| floats(&weights, [pairs, count])),
-                draws: Draws::Numbers(floats(&draws, [pairs, count])),
+                weights: values.map(|_| floats(&weights, [total_kv_heads, count])),
+                draws: Draws::Numbers(floats(&draws, [total_kv_heads, count])),
                 halves: false,
                 strategy: BalanceStrategy::Auto,
             };
-            let slots = slots.reshape([pairs, count]);
-            let counts = Tensor::full([pairs], count as i32, (&device, DType::I32));
+            let slots = slots.reshape([total_kv_heads, count]);
+            let counts = Tensor::full([total_kv_heads], count as i32, (&device, DType::I32));
             let balanced = balance(pool(keys), values.map(pool), slots, counts, options)?;
             let signs = read_i32("signs", balanced.signs)?;
             for (list, signs) in lists.iter_mut().zip(signs.chunks(count)) {

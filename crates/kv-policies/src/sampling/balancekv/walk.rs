@@ -19,14 +19,14 @@ pub(super) struct Walk {
     pub(super) centring: Centring,
 }
 
-/// What a token's probability is.
+/// How a token's probability is computed.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Form {
     Exact { delta: f64 },
     Practical { gamma: f64 },
 }
 
-/// What keys are centred by, to which attention is invariant.
+/// The vector that keys are centred by. Attention does not depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Centring {
@@ -66,31 +66,33 @@ impl Walk {
         target: usize,
     ) -> Result<Compressed> {
         let [batch, kv_heads, tokens, head_dim] = observation.dims();
-        let pairs = batch * kv_heads;
+        let total_kv_heads = batch * kv_heads;
         let device = observation.keys.device();
         if target == 0 {
-            let kept = (0..pairs).map(|_| Vec::new()).collect();
+            let kept = (0..total_kv_heads).map(|_| Vec::new()).collect();
             return Ok(Compressed { kept, separate: false });
         }
-        let pool = |tensor: &Tensor<4>| tensor.clone().reshape([pairs * tokens, head_dim]);
+        let pool = |tensor: &Tensor<4>| tensor.clone().reshape([total_kv_heads * tokens, head_dim]);
         let (keys, values) = (pool(observation.keys), pool(observation.values));
         // Tokens as slots of the pool, until the end.
-        let first = Tensor::<1, Int>::arange(0..pairs as i64, (&device, DType::I32))
+        let first = Tensor::<1, Int>::arange(0..total_kv_heads as i64, (&device, DType::I32))
             .mul_scalar(tokens as i32)
             .unsqueeze_dim::<2>(1);
         let mut lists = lists + first.clone();
         let [_, mut count] = lists.dims();
         let log_gamma = |lists: &Tensor<2, Int>| match self.form {
             Form::Practical { gamma } => {
-                Tensor::full([pairs], gamma.ln() as f32, (&device, DType::F32))
+                Tensor::full([total_kv_heads], gamma.ln() as f32, (&device, DType::F32))
             }
             Form::Exact { delta } => {
                 let [_, count] = lists.dims();
                 let listed = |pool: &Tensor<2>| {
-                    let rows = pool.clone().select(0, lists.clone().reshape([pairs * count]));
-                    rows.reshape([pairs, count, head_dim]).cast(DType::F32)
+                    let rows =
+                        pool.clone().select(0, lists.clone().reshape([total_kv_heads * count]));
+                    rows.reshape([total_kv_heads, count, head_dim]).cast(DType::F32)
                 };
-                let norms = |rows: Tensor<3>| rows.square().sum_dim(2).max_dim(1).reshape([pairs]);
+                let norms =
+                    |rows: Tensor<3>| rows.square().sum_dim(2).max_dim(1).reshape([total_kv_heads]);
                 let mut own = listed(&keys);
                 if self.centring == Centring::List {
                     own = own.clone() - own.mean_dim(1);
@@ -122,11 +124,11 @@ impl Walk {
                     Centring::List => Centre::List,
                 },
                 weights: None,
-                draws: Draws::Seeds(seeds.reshape([pairs, 2])),
+                draws: Draws::Seeds(seeds.reshape([total_kv_heads, 2])),
                 halves: true,
                 strategy: BalanceStrategy::Auto,
             };
-            let counts = Tensor::full([pairs], count as i32, (&device, DType::I32));
+            let counts = Tensor::full([total_kv_heads], count as i32, (&device, DType::I32));
             let values = Some(values.clone());
             let balanced = balance(keys.clone(), values, lists.clone(), counts, options)?;
             if matches!(self.form, Form::Exact { .. }) {
@@ -145,7 +147,8 @@ impl Walk {
         if rest > 0 {
             parts.push((halve(&lists.narrow(1, 0, 2 * rest))?, rounds + 1));
         }
-        let mut kept: Vec<Vec<Kept>> = (0..pairs).map(|_| Vec::with_capacity(target)).collect();
+        let mut kept: Vec<Vec<Kept>> =
+            (0..total_kv_heads).map(|_| Vec::with_capacity(target)).collect();
         for (part, rounds) in parts {
             let [_, count] = part.dims();
             if count == 0 {

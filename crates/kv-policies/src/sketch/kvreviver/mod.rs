@@ -25,8 +25,8 @@ pub use steps::SketchedOutput;
 const NAME: &str = "kvreviver";
 /// The option that configures the policy which scores prompts.
 const CANDIDATES: &str = "candidates";
-/// Options of policies that are none of `candidates`, which score prompts: how much is kept, where,
-/// and when.
+/// Options that `candidates` may not have: how much is kept, where and when. `candidates` only
+/// scores prompts.
 const FOREIGN: [&str; 4] = ["budget", "layers", "decode", "interval"];
 
 /// KVReviver (2026): tokens that other policies would drop go into a count-sketch. Every step
@@ -45,18 +45,18 @@ const FOREIGN: [&str; 4] = ["budget", "layers", "decode", "interval"];
 ///
 /// Where the paper leaves something open: scores are sums over the query heads of a group. A token
 /// goes into the sketch once Recent and Candidate hold more than both budgets and the slack
-/// together; algorithm 3 counts the slack of recents alone, so that the first of its bulks comes up
-/// to a slack of steps earlier, and later ones at other steps. The sketch is kept in f32, so that
-/// tokens go in and out with hardly a trace. Its bytes are reported; beside caches of 16 bits they
-/// are twice its share of the budget.
+/// together; algorithm 3 counts the slack of recents only, so that its first bulk comes up to
+/// `slack` steps earlier, and later bulks at other steps. The sketch is kept in f32, so that a
+/// token that goes in and out leaves hardly any rounding error. Reports count its bytes, which
+/// beside a 16-bit cache are twice its share of the budget.
 #[derive(Debug, Clone)]
 pub struct KvReviver {
     options: KvReviverOptions,
-    /// Who scores prompts, in place of accumulated attention.
+    /// The policy that scores prompts, in place of accumulated attention.
     candidates: Option<Arc<dyn EvictionPolicy>>,
 }
 
-/// How KVReviver shares and moves.
+/// KVReviver's own options.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KvReviverOptions {
@@ -66,26 +66,26 @@ pub struct KvReviverOptions {
     #[serde(default)]
     pub layers: LayerAllocation,
     /// Share of the most recent tokens.
-    #[serde(default = "exact_share")]
+    #[serde(default = "default_recent")]
     pub recent: f64,
     /// Share of the candidates.
-    #[serde(default = "exact_share")]
+    #[serde(default = "default_candidate")]
     pub candidate: f64,
     /// Share of the sketch.
-    #[serde(default = "sketch_share", alias = "vague")]
+    #[serde(default = "default_sketch_share", alias = "vague")]
     pub sketch_share: f64,
     /// `r`
-    #[serde(default = "buckets")]
+    #[serde(default = "default_buckets")]
     pub buckets: usize,
     /// Steps between two bulks of recents that become candidates.
-    #[serde(default = "slack")]
+    #[serde(default = "default_slack")]
     pub slack: usize,
-    /// How many times as high as the weakest candidate's a score must be for a token to come back;
-    /// `null` for never.
-    #[serde(default = "replace_rate")]
+    /// A token comes back if its score is this many times the weakest candidate's; `null` for
+    /// never.
+    #[serde(default = "default_replace_rate")]
     pub replace_rate: Option<f32>,
-    /// Whether keys have random signs too. The paper's have not: what shares an entry then adds up,
-    /// and estimates are off by as many mean keys as there are tokens to an entry.
+    /// Whether keys have random signs, as values have. The paper's keys have none: the keys of an
+    /// entry then add up, and an estimate is off by the mean key times the tokens of an entry.
     #[serde(default)]
     pub signed_keys: bool,
     /// Whether every step rebuilds a layer's whole cache before it attends.
@@ -93,23 +93,28 @@ pub struct KvReviverOptions {
     pub rebuild: bool,
 }
 
-fn exact_share() -> f64 {
+/// Technical appendix, table 2, as are the two shares below.
+fn default_recent() -> f64 {
     0.45
 }
 
-fn sketch_share() -> f64 {
+fn default_candidate() -> f64 {
+    0.45
+}
+
+fn default_sketch_share() -> f64 {
     0.1
 }
 
-fn buckets() -> usize {
+fn default_buckets() -> usize {
     3
 }
 
-fn slack() -> usize {
+fn default_slack() -> usize {
     16
 }
 
-fn replace_rate() -> Option<f32> {
+fn default_replace_rate() -> Option<f32> {
     Some(1.1)
 }
 
@@ -119,12 +124,12 @@ impl KvReviverOptions {
         Self {
             budget,
             layers: LayerAllocation::Uniform,
-            recent: exact_share(),
-            candidate: exact_share(),
-            sketch_share: sketch_share(),
-            buckets: buckets(),
-            slack: slack(),
-            replace_rate: replace_rate(),
+            recent: default_recent(),
+            candidate: default_candidate(),
+            sketch_share: default_sketch_share(),
+            buckets: default_buckets(),
+            slack: default_slack(),
+            replace_rate: default_replace_rate(),
             signed_keys: false,
             rebuild: false,
         }
@@ -136,9 +141,9 @@ impl KvReviverOptions {
 }
 
 impl KvReviver {
-    /// `candidates` scores prompts in place of accumulated attention; its scores, from their lowest
-    /// one on and scaled to the mass of the prompt's attention (one query head's, where it looks at
-    /// no queries), go on to grow by the attention of every step.
+    /// `candidates` scores prompts in place of accumulated attention; its scores, less the lowest
+    /// one, are scaled to the mass of the prompt's attention (of one query head, where it looks at
+    /// no queries). Every step then adds its attention.
     ///
     /// # Errors
     /// [`PolicyError::InvalidConfig`] for shares that do not add up to 1, a number of buckets
@@ -203,7 +208,7 @@ impl KvReviver {
         Ok((budget, self.options.shares().of(budget, self.options.buckets)?))
     }
 
-    /// What a prompt's tokens have accumulated, `[B, Hkv, T]`.
+    /// The accumulated attention of a prompt's tokens, `[B, Hkv, T]`.
     fn scores(&self, observation: &Observation<'_>, parts: Parts) -> Result<Tensor<3>> {
         let [batch, kv_heads, tokens, _] = observation.dims();
         let missing = |what| PolicyError::MissingObservation { policy: NAME, what };
@@ -212,11 +217,11 @@ impl KvReviver {
             let sums = sums.ok_or_else(|| missing("column sums of attention"))?;
             return Ok(Reduction::Sum.groups(sums, kv_heads));
         };
-        // Short prompts are kept whole, but their tokens have scores all the same.
+        // Short prompts are kept whole, but their tokens need scores, too.
         let budget = parts.exact().min(tokens.saturating_sub(1)).max(1);
         let scores = match candidates.with_budget(Budget::Tokens(budget)) {
             Ok(candidates) => candidates.rank(observation)?.map(|(scores, _)| scores),
-            // What is protected is more than there is.
+            // More tokens are protected than the prompt has.
             Err(_) if tokens <= parts.exact() => None,
             Err(error) => return Err(error),
         };
@@ -227,7 +232,7 @@ impl KvReviver {
             let device = observation.keys.device();
             return Ok(Tensor::zeros([batch, kv_heads, tokens], (&device, DType::F32)));
         };
-        // Protected ones are beyond all others: as high as the highest of them.
+        // Protected tokens have +∞, and get the highest score of the others.
         let endless = scores.clone().is_inf().bool_and(scores.clone().greater_scalar(0.0));
         let highest = scores.clone().mask_fill(endless.clone(), f32::MIN).max_dim(2);
         let scores = scores.mask_where(endless, highest.expand([batch, kv_heads, tokens]));
@@ -238,9 +243,9 @@ impl KvReviver {
         Ok(scores.mul_scalar(mass) / total)
     }
 
-    /// Tokens that share an entry of the sketch behind a prompt of so many tokens: `r (T - E) / N`,
-    /// where `N` entries in `r` buckets stand for all but `E` of `T` tokens. `None` where all
-    /// tokens are kept exactly.
+    /// Tokens that share an entry of the sketch behind a prompt of `prompt` tokens:
+    /// `r (T - E) / N`, where `N` entries in `r` buckets stand for all but `E` of `T` tokens.
+    /// `None` where all tokens are kept exactly.
     pub fn sketch_load(&self, prompt: usize) -> Option<f64> {
         let slots = self.options.budget.resolve(prompt) as f64;
         let (entries, buckets) = (slots * self.options.sketch_share, self.options.buckets as f64);
@@ -408,13 +413,13 @@ impl Policy for KvReviver {
             room,
             options,
         )?;
-        // What never leaves the exact slots needs no room in the sketch.
+        // Tokens that never leave the exact slots need no room in the sketch.
         let unused = tokens + new_tokens <= parts.exact() && !cache.options().growable;
         let entries = if unused { 1 } else { parts.entries };
         let head = SketchHead { entries, limit: parts.exact(), recents: parts.recents };
         cache.set_limits(vec![head.limit.max(selection.lengths()[0]); batch * kv_heads])?;
-        let pairs = (0..batch).flat_map(|row| (0..kv_heads).map(move |head| (row, head)));
-        let seeds = pairs.map(|(row, head)| {
+        let ranges = (0..batch).flat_map(|row| (0..kv_heads).map(move |head| (row, head)));
+        let seeds = ranges.map(|(row, head)| {
             let bits: u64 = generator(observation, row, head).random();
             [bits as u32, (bits >> 32) as u32]
         });

@@ -11,7 +11,7 @@ use kv_core::{Error, LayerCache, Result, expect_shape};
 
 use super::sketch::Sketch;
 
-/// Attention over slots and sketch, and what [`Sketch::update`] wants to know of it.
+/// The attention over slots and sketch, and the logits that [`Sketch::update`] needs.
 #[derive(Debug, Clone)]
 pub struct SketchedOutput {
     /// `[B, Hq, D]`
@@ -27,7 +27,7 @@ impl Sketch {
     /// [`Error::Shape`] for sketches of other heads; [`Error::InvalidPlan`] for a cache with
     /// weights.
     pub fn put_into(self, cache: &mut LayerCache) -> Result<()> {
-        expect_shape("sketch heads", &[self.heads().len()], &[cache.layout().pairs()])?;
+        expect_shape("sketch heads", &[self.heads().len()], &[cache.layout().head_ranges()])?;
         if cache.log_weights().is_some() {
             let reason = "slots have weights, expected slots of weight 1".into();
             return Err(Error::InvalidPlan { what: "sketch", reason });
@@ -51,7 +51,7 @@ impl Sketch {
     /// `query` `[B, Hq, D]`; `newest` `[B]`, 32-bit: the newest tokens' positions.
     ///
     /// # Errors
-    /// See [`sketch_attention`] and [`decode_attention`].
+    /// The errors of [`sketch_attention`] and [`decode_attention`].
     pub fn attend(
         &self,
         cache: &LayerCache,
@@ -89,7 +89,8 @@ impl Sketch {
         newest: &Tensor<1, Int>,
     ) -> Result<SketchedOutput> {
         let layout = cache.layout();
-        let (pairs, tokens, head_dim) = (layout.pairs(), self.tokens(), cache.head_dim());
+        let (total_kv_heads, tokens, head_dim) =
+            (layout.head_ranges(), self.tokens(), cache.head_dim());
         let [batch, kv_heads] = [layout.batch(), layout.kv_heads()];
         let [keys, values] = self.rebuild(cache)?;
         let lengths = newest.clone().add_scalar(1).unsqueeze_dim::<2>(1);
@@ -103,7 +104,7 @@ impl Sketch {
             longest: Some(tokens),
             ..Default::default()
         };
-        let rows = |tensor: Tensor<3>| tensor.reshape([pairs * tokens, head_dim]);
+        let rows = |tensor: Tensor<3>| tensor.reshape([total_kv_heads * tokens, head_dim]);
         let attended = decode_attention(query, rows(keys), rows(values), None, &ranges, options)?;
         let missing = |what| Error::InvalidPlan { what, reason: "the attention left none".into() };
         Ok(SketchedOutput {
@@ -121,28 +122,31 @@ impl Sketch {
     /// Zeros where there is no token.
     ///
     /// # Errors
-    /// See [`kv_kernels::sketch_query`].
+    /// The errors of [`kv_kernels::sketch_query`].
     pub fn rebuild(&self, cache: &LayerCache) -> Result<[Tensor<3>; 2]> {
         let device = &cache.options().device;
-        let (pairs, tokens, head_dim) = (cache.layout().pairs(), self.tokens(), cache.head_dim());
+        let (total_kv_heads, tokens, head_dim) =
+            (cache.layout().head_ranges(), self.tokens(), cache.head_dim());
         let all = Tensor::<1, Int>::arange(0..tokens as i64, (device, DType::I32));
-        let all = all.unsqueeze_dim::<2>(0).expand([pairs, tokens]);
-        let absent = self.scores().clone().lower_scalar(0.0).reshape([pairs, tokens]);
+        let all = all.unsqueeze_dim::<2>(0).expand([total_kv_heads, tokens]);
+        let absent = self.scores().clone().lower_scalar(0.0).reshape([total_kv_heads, tokens]);
         let estimated = self.query(all.mask_fill(absent, NO_SLOT), cache.options().dtype)?;
-        // Dead slots go nowhere.
+        // Slots that are not live are written nowhere.
         let slots = cache.positions().dims()[0];
         let place = Tensor::<1, Int>::arange(0..slots as i64, (device, DType::I32));
-        let of_slots =
-            |of: &Tensor<2, Int>| of.clone().reshape([pairs]).select(0, cache.slot_pairs().clone());
+        let of_slots = |of: &Tensor<2, Int>| {
+            of.clone().reshape([total_kv_heads]).select(0, cache.slot_ranges().clone())
+        };
         let place = place - of_slots(&cache.ranges().offsets);
         let dead = place.greater_equal(of_slots(&cache.ranges().lengths));
-        let rows = cache.slot_pairs().clone().mul_scalar(tokens as i32) + cache.positions().clone();
+        let rows =
+            cache.slot_ranges().clone().mul_scalar(tokens as i32) + cache.positions().clone();
         let rows = rows.mask_fill(dead, NO_SLOT);
         let [keys, values] = estimated;
         let filled = |estimated: Tensor<3>, pool: &Tensor<2>| -> Result<Tensor<3>> {
-            let mut all = estimated.reshape([pairs * tokens, head_dim]);
+            let mut all = estimated.reshape([total_kv_heads * tokens, head_dim]);
             scatter_rows(&mut all, rows.clone(), pool.clone())?;
-            Ok(all.reshape([pairs, tokens, head_dim]))
+            Ok(all.reshape([total_kv_heads, tokens, head_dim]))
         };
         Ok([filled(keys, cache.keys())?, filled(values, cache.values())?])
     }
@@ -172,7 +176,7 @@ impl Sketch {
         });
         let lengths = cache.layout().lengths().iter().enumerate();
         let lengths: Vec<usize> =
-            lengths.map(|(pair, &length)| sketch.length_after(pair, length)).collect();
+            lengths.map(|(range, &length)| sketch.length_after(range, length)).collect();
         cache.insert_policy_state(sketch);
         updated?;
         cache.set_host_lengths(&lengths)

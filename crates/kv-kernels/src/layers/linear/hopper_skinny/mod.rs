@@ -1,15 +1,18 @@
-//! Few rows times a weight matrix on Hopper: f16 and bf16. A cube a processor, which copies its
-//! share of the weights into shared memory without a pause: while it ends some outputs, those of
-//! the next are on their way. Copies hold no registers, and the rows come the same way, as loads
-//! that hit a cache would wait behind those that miss it. What has come goes into registers at
-//! once, in the order that matrix instructions take, and makes room for more. Where the rows are to
-//! be normalised, they are multiplied by the gain as they come, and their sums are divided by the
-//! root of their mean square in the end, which the cube has found on the way: nothing waits for it.
+//! Few rows times a weight matrix on Hopper, `y = x Wᵀ`, in f16 and bf16. Each processor has one
+//! cube, which copies its share of the weights into shared memory without a pause: while it stores
+//! some outputs, the weights of the next outputs arrive. Copies hold no registers. Rows are copied
+//! too, because loads that hit a cache would wait behind loads that miss it. Arrived tiles go into
+//! registers at once, in the order that matrix instructions take, and make room for the next.
+//! `tensor_core.rs` serves other devices.
+//!
+//! Where rows are normalised, they are multiplied by the gain as they arrive, and sums are divided
+//! by the root of the mean square at the end. The cube has computed that root meanwhile, so nothing
+//! waits for it.
 //!
 //! In a plane, as in [`tensor_core`](super::tensor_core), lane `4 r + j` holds outputs `r` and `r +
-//! 8` of a unit of 16 and rows `2 j` and `2 j + 1`; of a gated product, `r` is a gate and `r + 8`
-//! what it gates. Every plane has blocks of the sums, stages and barriers of its own. Every output
-//! is summed in the same order however many rows there are.
+//! 8` of a unit of 16 outputs, and rows `2 j` and `2 j + 1`. In a gated product, `r` is a gate and
+//! `r + 8` is the output that it gates. Every plane has blocks of the sums, stages and barriers of
+//! its own. Every output is summed in one order, however many rows there are.
 
 mod parts;
 
@@ -29,9 +32,9 @@ use crate::components::tma::{TILE_COLUMNS, init_barrier, publish_barriers, wait_
 const UNIT: usize = 16;
 const PLANES: usize = 8;
 const PLANE: usize = 32;
-/// Bytes of a cube's shared memory, less what is beside sums and stages.
+/// Bytes of a cube's shared memory for sums and stages.
 const ROOM: usize = (227 << 10) - 2_048;
-/// Stages that keep the memory busy.
+/// The most stages: this many keep the memory busy.
 const MOST_STAGES: usize = 4;
 /// Threads of a cube.
 pub(super) const CUBE: usize = PLANES * PLANE;
@@ -39,18 +42,18 @@ pub(super) const CUBE: usize = PLANES * PLANE;
 const PIECES: usize = 8;
 /// Products of 16 columns in a row of a tile.
 const STEPS: usize = TILE_COLUMNS / 16;
-/// Bytes and pieces of a tile of 8 rows: what the swizzle repeats after.
+/// Bytes and pieces of a tile of 8 rows, after which the swizzle repeats.
 const TILE_BYTES: usize = 8 * 128;
 const TILE: usize = 8 * PIECES;
 
-/// What fixes the generated code.
+/// Comptime configuration of the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Blueprint {
     /// Tiles of 8 rows.
     tiles: usize,
-    /// Units that a plane multiplies at once: the rows are copied for so many.
+    /// Units that a plane multiplies at once, with one copy of the rows.
     together: usize,
-    /// Blocks of 64 columns that are on their way or in use, a plane.
+    /// Blocks of 64 columns that a plane has in use or in flight.
     stages: usize,
     /// Whether the rows are normalised first.
     normalises: bool,
@@ -60,8 +63,8 @@ pub(super) struct Blueprint {
 }
 
 impl Blueprint {
-    /// For so many rows of so many outputs, shared by so many `cubes`, of factors that PTX calls
-    /// `name`.
+    /// The configuration for `rows` rows and `outputs` outputs, which `cubes` cubes share. PTX
+    /// calls the factors' type `name`.
     pub(super) fn new(
         [rows, outputs, cubes]: [usize; 3],
         name: &'static str,
@@ -69,8 +72,8 @@ impl Blueprint {
         epilogue: EpilogueConfig,
     ) -> Self {
         let tiles = rows.div_ceil(8);
-        // A cube's units in even parts, and stages as shared memory has room for. Neither changes
-        // the order of sums.
+        // A cube's units are divided evenly, and there are as many stages as shared memory has room
+        // for. Neither changes the order of sums.
         let units = outputs.div_ceil(unit_outputs(epilogue)).div_ceil(cubes);
         let most = if tiles <= 3 { 4 } else { 2 };
         let together = units.div_ceil(units.div_ceil(most));
@@ -85,7 +88,7 @@ impl Blueprint {
         self.together * UNIT / 8
     }
 
-    /// Outputs that a thread stores of the units that are multiplied at once, at most.
+    /// The most outputs that a thread stores of the units that are multiplied at once.
     fn stored(self) -> usize {
         (8 * self.tiles * self.together * self.weight_rows()).div_ceil(CUBE)
     }
@@ -95,7 +98,8 @@ impl Blueprint {
         8 * self.tiles
     }
 
-    /// Rows of a copied tile of the weights: gates and what they gate come one by one.
+    /// Rows of a copied tile of the weights. Gates and the outputs that they gate are copied one
+    /// after the other.
     pub(super) fn weight_rows(self) -> usize {
         unit_outputs(self.epilogue)
     }
@@ -109,9 +113,9 @@ pub(super) fn unit_outputs(epilogue: EpilogueConfig) -> usize {
 /// The rows of a product, and how cubes share its outputs.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct StreamedRows {
-    /// What columns are multiplied by, where rows are normalised: `[K / 2]`, in pairs.
+    /// The norm's weights, where rows are normalised, `[K / 2]`, in pairs.
     gain: Box<[u32]>,
-    /// What is added to the rows' mean squares, where rows are normalised.
+    /// The number that is added to the rows' mean squares, where rows are normalised.
     epsilon: f32,
     /// `K`
     inputs: usize,
@@ -121,7 +125,7 @@ pub(super) struct StreamedRows {
 }
 
 /// # Shapes
-/// `x` `[M, K]`, `weight` `[N, K]`, where `N` is the outputs, or twice as many where gated.
+/// `x` `[M, K]`, `weight` `[N, K]`, where `N` is the outputs, or twice the outputs where gated.
 #[cube(launch_unchecked)]
 pub(super) fn skinny_kernel<E: Float>(
     x: &TensorMap<E, Tiled>,
@@ -171,9 +175,9 @@ pub(super) fn skinny_kernel<E: Float>(
     let end = (cube + 1) * units / cubes;
     let copies = Ring { stages: ring_bytes, barriers: own_barriers, end, outputs };
     let shape = ProductShape { rows, inputs, outputs, epsilon: streamed.epsilon };
-    // Blocks of 64 columns in turn to every plane; those behind the end are zeros.
+    // The planes take blocks of 64 columns in turn. Blocks after the end are zeros.
     let turns = inputs.div_ceil(comptime!(PLANES * TILE_COLUMNS));
-    // The turn and the first unit of the next copy, the stage and the parity of the next products.
+    // The turn and the first unit of the next copy; the stage and the parity of the next products.
     let mut copied_turn = 0usize;
     let mut copied = first;
     let mut stage = 0u32;
@@ -224,7 +228,7 @@ pub(super) fn skinny_kernel<E: Float>(
                 #[unroll]
                 for piece in 0..PIECES {
                     let pair = ((turn * PLANES + plane) * PIECES + piece) * 4 + j;
-                    // Behind the end, zeros stay zeros.
+                    // After the end, the factors multiply zeros.
                     gains[piece] = streamed.gain[min(pair, inputs / 2 - 1)];
                 }
             }
@@ -234,7 +238,7 @@ pub(super) fn skinny_kernel<E: Float>(
             let mut v = Array::<Vector<u32, Const<4>>>::new(comptime!(tiles * STEPS / 2));
             #[unroll]
             for step in 0..STEPS {
-                // Pieces of 16 bytes lie where their number, row by row, has other bits.
+                // The swizzle: the bits of a piece's place are its number, xor its row.
                 let at = from + (weight_at ^ comptime!(32 * step as u32));
                 #[unroll]
                 for own in 0..together {
@@ -251,7 +255,7 @@ pub(super) fn skinny_kernel<E: Float>(
                         load_matrices(at + comptime!(((weight_tiles + tile) * TILE_BYTES) as u32));
                 }
             }
-            // All reads are under way, and served before the next tiles can arrive.
+            // All reads are under way, and end before the next tiles can arrive.
             sync_plane();
             if lane == 0 && copied < end {
                 copy::<E>(
@@ -322,7 +326,7 @@ pub(super) fn skinny_kernel<E: Float>(
                 }
             }
         }
-        // All have read the sums of the outputs before.
+        // All units have read the sums of the previous outputs.
         sync_cube();
         #[unroll]
         for own in 0..together {

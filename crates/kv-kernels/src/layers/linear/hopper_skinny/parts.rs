@@ -1,4 +1,5 @@
-//! What a cube does between its products: copies, sums over planes, and normalisation.
+//! Parts of the kernel of `hopper_skinny` besides its products: copies, sums over planes, and
+//! normalisation.
 
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::tensor_map_address;
@@ -11,13 +12,13 @@ use crate::layers::linear::epilogue::{added_to, finish};
 const ROW_BYTES: usize = 128;
 const PIECE_BYTES: usize = 16;
 
-/// Where a plane's copies go, and what they are of.
+/// The ring of stages into which a plane copies, and the size of the copied matrix.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Ring {
-    /// The first stage, and its barrier, as shared memory's instructions count bytes.
+    /// Addresses of the first stage and of its barrier, in bytes of shared memory.
     pub(super) stages: u32,
     pub(super) barriers: u32,
-    /// The first unit behind the cube's.
+    /// The first unit after the cube's last.
     pub(super) end: usize,
     /// Outputs of a row.
     pub(super) outputs: usize,
@@ -64,24 +65,25 @@ pub(super) fn copy<E: Float>(
     }
 }
 
-/// Where in a unit's two tiles a lane finds its row of the four matrices of 8 rows and 8 columns
-/// that the first 16 columns are: rows 0 to 7 and 8 to 15 of columns 0 to 7, and the same of
-/// columns 8 to 15.
+/// The offset in a unit's two tiles at which a lane finds its row of the first 16 columns. These
+/// are four matrices of 8 rows and 8 columns: rows 0 to 7 and rows 8 to 15 of columns 0 to 7, then
+/// the two of columns 8 to 15.
 #[cube]
 pub(super) fn weight_place(lane: usize) -> u32 {
     let (row, matrix) = (lane % 8, lane / 8);
     (matrix % 2 * TILE_BYTES + row * ROW_BYTES + ((matrix / 2) ^ row) * PIECE_BYTES) as u32
 }
 
-/// The same in a tile of `x`: four matrices of its 8 rows and of columns 0 to 31.
+/// The offset in a tile of `x` at which a lane finds its row of columns 0 to 31: four matrices of 8
+/// rows and 8 columns.
 #[cube]
 pub(super) fn x_place(lane: usize) -> u32 {
     let (row, matrix) = (lane % 8, lane / 8);
     (row * ROW_BYTES + (matrix ^ row) * PIECE_BYTES) as u32
 }
 
-/// Four matrices of 8 rows and 8 columns: lane `4 r + j` gets columns `2 j` and `2 j + 1` of each
-/// one's row `r`.
+/// Loads four matrices of 8 rows and 8 columns. Lane `4 r + j` gets columns `2 j` and `2 j + 1` of
+/// row `r` of each.
 #[cube]
 pub(super) fn load_matrices(at: u32) -> Vector<u32, Const<4>> {
     let matrices: Vector<u32, Const<4>>;
@@ -91,18 +93,18 @@ pub(super) fn load_matrices(at: u32) -> Vector<u32, Const<4>> {
     matrices
 }
 
-/// Where one of the outputs that a thread stores is.
+/// The place of an output that a thread stores.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Place {
     row: usize,
-    /// Unit of those multiplied at once, and column of the unit.
+    /// The unit, counted among the units that are multiplied at once; and the column of the unit.
     unit: usize,
     column: usize,
     output: usize,
     live: bool,
 }
 
-/// The `i`-th that this thread stores of units `first..end`, of which there are up to
+/// The `i`-th output that this thread stores of the units `first..end`, at most
 /// [`Blueprint::together`].
 #[cube]
 fn place(
@@ -123,7 +125,8 @@ fn place(
     Place { row, unit, column, output, live }
 }
 
-/// What [`store`] will add to the results of these units: read early, nothing waits for it.
+/// Reads early what [`store`] will add to these units' results, so that the end need not wait for
+/// it.
 #[cube]
 pub(super) fn read_ahead<E: Float>(
     residual: &[E],
@@ -146,7 +149,7 @@ pub(super) fn read_ahead<E: Float>(
     }
 }
 
-/// What a cube's planes have, for all to read.
+/// The planes' parts of sums, in shared memory.
 #[derive(CubeType)]
 pub(super) struct PlaneParts {
     /// Parts of outputs, `[PLANES, rows, units]`.
@@ -163,7 +166,7 @@ pub(super) struct ProductShape {
     pub(super) inputs: usize,
     /// Elements of a row of `y`.
     pub(super) outputs: usize,
-    /// What is added to the rows' mean squares.
+    /// The number that is added to the rows' mean squares.
     pub(super) epsilon: f32,
 }
 
@@ -174,7 +177,7 @@ pub(super) struct Units {
     pub(super) end: usize,
 }
 
-/// Adds the planes' parts of some units, and stores what comes of them.
+/// Sums the planes' parts of some units, applies norm and epilogue, and stores the outputs.
 #[cube]
 pub(super) fn store<E: Float>(
     parts: &PlaneParts,
@@ -241,7 +244,8 @@ pub(super) fn squares_of<E: Float>(piece: Vector<u32, Const<4>>) -> f32 {
     squares.extract(0usize) + squares.extract(1usize)
 }
 
-/// The products of four pairs of numbers with four of `factors` from `first` on, each rounded.
+/// The products of four pairs of numbers with four pairs of `factors`, from `first` on, each
+/// rounded.
 #[cube]
 #[allow(unused_assignments, reason = "what PTX writes looks unwritten to the compiler")]
 pub(super) fn products(

@@ -15,7 +15,7 @@ pub(super) enum Direction {
     ToDevice,
 }
 
-/// What a copying thread will have made.
+/// The result of a copy, once its thread has made it.
 #[derive(Debug)]
 pub(super) struct Coming<T>(Arc<OnceLock<Result<T, String>>>);
 
@@ -26,7 +26,7 @@ impl<T> Clone for Coming<T> {
 }
 
 impl<T: Send + Sync + 'static> Coming<T> {
-    /// Begins `work` on a direction's thread, behind what was begun there before.
+    /// Begins `work` on a direction's thread, behind that thread's earlier work.
     pub(super) fn start(
         direction: Direction,
         work: impl FnOnce() -> Result<T, String> + Send + 'static,
@@ -39,13 +39,13 @@ impl<T: Send + Sync + 'static> Coming<T> {
             let _ = kept.set(made.unwrap_or_else(|_| Err("the copying thread panicked".into())));
         };
         if let Err(lost) = copier(direction).send(Box::new(job)) {
-            // Without that thread, by this one.
+            // This thread does the work of a thread that has ended.
             lost.0();
         }
         Self(promised)
     }
 
-    /// What was made, as soon as it is.
+    /// Waits for the result of the copy.
     pub(super) fn wait(&self) -> Result<&T, String> {
         self.0.wait().as_ref().map_err(Clone::clone)
     }

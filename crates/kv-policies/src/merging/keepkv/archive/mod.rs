@@ -1,8 +1,8 @@
 //! The host tier of single layers: all tokens that a compressed cache stands for.
 //!
-//! Copies are made by threads of their own, which have streams of the device to themselves and run
-//! beside the kernels of those who wait for none of them. What is read from a CUDA device stays in
-//! the page-locked memory that it was read into, from which it is written without another copy.
+//! Threads of their own make the copies. Each has a stream of the device to itself, so that copies
+//! run beside the kernels of other threads. Data from a CUDA device stays in the page-locked memory
+//! that it was read into, and is written back from there without another copy.
 
 mod copier;
 
@@ -32,14 +32,14 @@ pub struct Archive {
     transfers: Transfers,
 }
 
-/// What came back to the device so far, and how long that took.
+/// The copies back to the device so far, and their times.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Transfers {
-    /// Copies of all tokens of some sequences.
+    /// The number of copies, each of all tokens of some sequences.
     pub count: usize,
-    /// How long they took.
+    /// The time that the copies took.
     pub copying: Duration,
-    /// How much of that was waited for.
+    /// The part of this time that steps waited.
     pub waiting: Duration,
 }
 
@@ -52,7 +52,7 @@ struct Run {
     segments: Vec<Coming<Segment<TensorData>>>,
     /// New tokens that are still on the device.
     gathered: Option<Gathered>,
-    /// What has been asked for ahead, and how many of the tokens it holds.
+    /// A copy to the device that was begun ahead, and the number of tokens in it.
     ahead: Option<(usize, Coming<(Complete, Duration)>)>,
 }
 
@@ -64,18 +64,18 @@ struct Segment<K, P = K> {
     positions: P,
 }
 
-/// The last tokens of a run, in tensors with room for more, so that neither adding one nor reading
-/// all takes a launch for each of them.
+/// The last tokens of a run, in tensors with room for more: neither adding a token nor reading all
+/// needs one launch for each token.
 #[derive(Debug, Clone)]
 struct Gathered {
-    room: OnDevice,
+    buffers: OnDevice,
     count: usize,
 }
 
 /// All tokens of some sequences, on the device.
 #[derive(Debug, Clone)]
 pub struct Complete {
-    /// How many sequences, behind the sequences of the runs before.
+    /// The number of sequences, which follow the sequences of the runs before.
     pub rows: usize,
     /// `[b, Hkv, T, D]`
     pub keys: Tensor<4>,
@@ -136,11 +136,12 @@ impl Archive {
         self.bytes_of(|run| run.tokens - run.on_device())
     }
 
-    /// Bytes of keys and values on the device: the last tokens with room for more, and what was
-    /// asked for ahead.
+    /// Bytes of keys and values on the device: the buffers of the last tokens, and copies that were
+    /// begun ahead.
     pub fn device_bytes(&self) -> usize {
-        let room = |run: &Run| run.gathered.as_ref().map_or(0, |own| own.room.keys.dims()[2]);
-        self.bytes_of(|run| room(run) + run.ahead.as_ref().map_or(0, |(held, _)| *held))
+        let buffered =
+            |run: &Run| run.gathered.as_ref().map_or(0, |own| own.buffers.keys.dims()[2]);
+        self.bytes_of(|run| buffered(run) + run.ahead.as_ref().map_or(0, |(tokens, _)| *tokens))
     }
 
     fn bytes_of(&self, tokens: impl Fn(&Run) -> usize) -> usize {
@@ -185,15 +186,15 @@ impl Archive {
         Ok(())
     }
 
-    /// Begins to copy everything back to the device; [`Self::fetch`] then waits for the rest of the
-    /// copy alone.
+    /// Begins to copy everything back to the device; [`Self::fetch`] then only waits for the rest
+    /// of the copy.
     pub fn prefetch(&mut self) {
         for run in &mut self.runs {
             run.ahead = Some(run.upload(&self.device));
         }
     }
 
-    /// Everything, run after run of sequences with equally many tokens.
+    /// All tokens on the device, run after run of sequences with equally many tokens.
     ///
     /// # Errors
     /// [`Error::Read`] where a copy failed.
@@ -202,7 +203,7 @@ impl Archive {
         self.runs.iter_mut().map(|run| run.fetch(device, transfers)).collect()
     }
 
-    /// What came back to the device so far.
+    /// The copies back to the device so far.
     pub fn transfers(&self) -> Transfers {
         self.transfers
     }
@@ -264,7 +265,7 @@ impl Run {
     fn gather(&mut self, token: OnDevice) {
         let own = match self.gathered.take() {
             Some(own) => own,
-            None => Gathered { room: rooms_like(&token), count: 0 },
+            None => Gathered { buffers: buffers_like(&token), count: 0 },
         };
         self.gathered = Some(own.with(token));
     }
@@ -300,7 +301,8 @@ impl Run {
             });
             let all = joined(segments.collect::<std::result::Result<Vec<_>, String>>()?);
             let all = all.ok_or("an archive without tokens")?;
-            // This thread's stream alone: whoever waits, waits for no more than is left.
+            // Waits for this thread's stream only, so that a step waits for the rest of the copy
+            // only.
             let _ = device.sync();
             let all =
                 Complete { rows, keys: all.keys, values: all.values, positions: all.positions };
@@ -311,8 +313,8 @@ impl Run {
 
     fn fetch(&mut self, device: &Device, transfers: &mut Transfers) -> Result<Complete> {
         let ahead = match self.ahead.take() {
-            // What was gathered since then fits behind it.
-            Some((held, ahead)) if held + self.on_device() == self.tokens => ahead,
+            // The tokens gathered since then follow the copied ones.
+            Some((copied, ahead)) if copied + self.on_device() == self.tokens => ahead,
             _ => self.upload(device).1,
         };
         let read = |reason: String| Error::Read { what: "archive", reason };
@@ -333,47 +335,47 @@ impl Run {
 type OnDevice = Segment<Tensor<4>, Tensor<2, Int>>;
 
 impl Gathered {
-    /// One token more, in place as long as there is room.
+    /// Adds one token, in place as long as there is room.
     fn with(self, token: OnDevice) -> Self {
-        let Self { room, count } = self;
-        let room = match room.keys.dims()[2] {
+        let Self { buffers, count } = self;
+        let buffers = match buffers.keys.dims()[2] {
             full if full == count => {
-                let more = rooms_like(&token);
+                let more = buffers_like(&token);
                 Segment {
-                    keys: Tensor::cat(vec![room.keys, more.keys], 2),
-                    values: Tensor::cat(vec![room.values, more.values], 2),
-                    positions: Tensor::cat(vec![room.positions, more.positions], 1),
+                    keys: Tensor::cat(vec![buffers.keys, more.keys], 2),
+                    values: Tensor::cat(vec![buffers.values, more.values], 2),
+                    positions: Tensor::cat(vec![buffers.positions, more.positions], 1),
                 }
             }
-            _ => room,
+            _ => buffers,
         };
         let [rows, heads, _, head_dim] = token.keys.dims();
-        let place = [0..rows, 0..heads, count..count + 1, 0..head_dim];
-        let room = Segment {
-            keys: room.keys.slice_assign(place.clone(), token.keys),
-            values: room.values.slice_assign(place, token.values),
-            positions: room.positions.slice_assign([0..rows, count..count + 1], token.positions),
+        let at = [0..rows, 0..heads, count..count + 1, 0..head_dim];
+        let buffers = Segment {
+            keys: buffers.keys.slice_assign(at.clone(), token.keys),
+            values: buffers.values.slice_assign(at, token.values),
+            positions: buffers.positions.slice_assign([0..rows, count..count + 1], token.positions),
         };
-        Self { room, count: count + 1 }
+        Self { buffers, count: count + 1 }
     }
 
     fn tokens(&self) -> OnDevice {
-        let Self { room, count } = self;
+        let Self { buffers, count } = self;
         Segment {
-            keys: room.keys.clone().narrow(2, 0, *count),
-            values: room.values.clone().narrow(2, 0, *count),
-            positions: room.positions.clone().narrow(1, 0, *count),
+            keys: buffers.keys.clone().narrow(2, 0, *count),
+            values: buffers.values.clone().narrow(2, 0, *count),
+            positions: buffers.positions.clone().narrow(1, 0, *count),
         }
     }
 }
 
-/// Room for tokens of a kind.
-fn rooms_like(token: &OnDevice) -> OnDevice {
+/// Empty buffers for [`GATHERED`] tokens like `token`.
+fn buffers_like(token: &OnDevice) -> OnDevice {
     let [rows, heads, _, head_dim] = token.keys.dims();
     let (device, dtype) = (token.keys.device(), token.keys.dtype());
-    let room = || Tensor::zeros([rows, heads, GATHERED, head_dim], (&device, dtype));
+    let zeros = || Tensor::zeros([rows, heads, GATHERED, head_dim], (&device, dtype));
     let positions = Tensor::zeros([rows, GATHERED], (&device, DType::I32));
-    Segment { keys: room(), values: room(), positions }
+    Segment { keys: zeros(), values: zeros(), positions }
 }
 
 /// Segments one behind the other.
@@ -398,7 +400,7 @@ fn download(tokens: OnDevice) -> Coming<Segment<TensorData>> {
         data: std::result::Result<TensorData, impl ToString>,
     ) -> std::result::Result<TensorData, String> {
         let data = data.map_err(|error| error.to_string())?;
-        // Copied now rather than when first looked at, and never again.
+        // Reading the bytes copies them now rather than at their first use.
         let _ = &data.bytes()[..];
         let (bytes, shape, dtype) = data.into_parts();
         Ok(TensorData::from_bytes(bytes.shared(), shape, dtype))

@@ -12,12 +12,12 @@ const STREAM: &str = "balancekv-stream";
 const WIDTH: usize = 8;
 /// State of every head's longest value, `[B, Hkv, 1]`.
 const LONGEST: &str = "balancekv-longest";
-// Files of earlier versions store all of a head's numbers as f32 in `STREAM`: so many, and the
-// longest value among them.
+// Files of earlier versions store all of a head's numbers as f32 in `STREAM`: this number of them,
+// the longest value included.
 const F32_WIDTH: usize = 9;
 const F32_LONGEST: usize = 6;
 
-/// What a (sequence, head) remembers besides its slots.
+/// The state of a head range besides its slots.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Head {
     pub(super) sizes: Sizes,
@@ -32,7 +32,7 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// Leaves what all heads remember in a cache.
+    /// Stores the state of all heads in a cache.
     pub(super) fn store(heads: &[Self], cache: &mut LayerCache) {
         let [batch, kv_heads] = [cache.layout().batch(), cache.layout().kv_heads()];
         let device = cache.options().device.clone();
@@ -48,7 +48,7 @@ impl Head {
         cache.set_state(LONGEST, longest.reshape([batch, kv_heads, 1]));
     }
 
-    /// What all heads of a cache remember. Waits for the device.
+    /// The state of all heads of a cache. Waits for the device.
     ///
     /// # Errors
     /// [`crate::PolicyError::MissingObservation`] for a cache that no stream has filled.

@@ -23,16 +23,16 @@ use sizes::Sizes;
 use take::weights;
 
 const NAME: &str = "balancekv-stream";
-/// Tokens to a slot of a budget in slots for which `batch` is chosen.
+/// The stream's length for which `batch` is chosen under a budget in slots, in tokens a slot.
 const NOMINAL: usize = 16;
 
 /// BalanceKV (<https://arxiv.org/abs/2502.07861>) as a stream: MergeAndReduce (Algorithm 4), whose
 /// levels hold tokens with weights `2^l`. By default one instance serves numerator and denominator
 /// ([`Self::joint`]). Algorithm 1 has one for the denominator and one for each power of two of the
 /// values' norms; a slot is then kept while any of them holds its token, and attention takes
-/// numerators and denominator by their own weights. It runs through prompts and decoding alike, and
-/// what it keeps depends on the tokens alone, not on how they came (where the budget is a share of
-/// the prompt, given `batch`, `sinks` and `recents`).
+/// numerators and denominator by their own weights. It runs in prefill and while decoding. The
+/// tokens that it keeps do not depend on where the prompt ends (for a budget that is a share of the
+/// prompt, given `batch`, `sinks` and `recents`).
 ///
 /// Tokens are taken in batches of `t`, which wait behind the last `recents`; a full level is halved
 /// exactly, in blocks of 256 where it is longer. Steps that take a batch are decided by the host,
@@ -61,7 +61,7 @@ pub struct BalanceKvStream {
     /// products: half as many slots, and errors of numerator and denominator that cancel. `false`
     /// is Algorithm 1 with its many instances, which needs keys and queries of small norms: at the
     /// norms of real keys its outputs are off by several times their own norm.
-    #[serde(default = "joint")]
+    #[serde(default = "default_joint")]
     pub joint: bool,
     /// See `joint`.
     #[serde(default = "super::default_value_offset")]
@@ -81,7 +81,8 @@ pub struct BalanceKvStream {
     pub epsilon: f64,
 }
 
-fn joint() -> bool {
+/// Ours: Algorithm 1 needs keys and queries of small norms.
+fn default_joint() -> bool {
     true
 }
 
@@ -98,7 +99,7 @@ impl BalanceKvStream {
             sinks: None,
             recents: None,
             max_tokens: None,
-            joint: joint(),
+            joint: default_joint(),
             value_offset: super::default_value_offset(),
             gamma: super::default_gamma(),
             delta: None,
@@ -143,7 +144,7 @@ impl BalanceKvStream {
     }
 
     fn sizes(&self, tokens: usize) -> Result<Sizes> {
-        // What comes of a number of slots must not depend on the prompt.
+        // The sizes under a budget in slots must not depend on the prompt.
         let (budget, tokens) = match self.budget {
             Budget::Tokens(budget) => {
                 (budget, self.max_tokens.unwrap_or(budget.saturating_mul(NOMINAL)))
@@ -188,21 +189,21 @@ impl Policy for BalanceKvStream {
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
         let [batch, kv_heads, tokens, head_dim] = observation.dims();
-        let pairs = batch * kv_heads;
+        let total_kv_heads = batch * kv_heads;
         let sizes = self.sizes(tokens)?;
         let taken = sizes.taken(tokens);
         let norms = read_f32("norms", norms(observation.values.clone()))?;
         let positions = read_i32("positions", observation.positions.clone())?;
-        let rows = |tensor: &Tensor<4>| tensor.clone().reshape([pairs * tokens, head_dim]);
+        let rows = |tensor: &Tensor<4>| tensor.clone().reshape([total_kv_heads * tokens, head_dim]);
         let (keys, values) = (rows(observation.keys), rows(observation.values));
         let pool = Pool { keys: &keys, values: &values };
-        let new: Vec<Vec<(Token, f32)>> = (0..pairs)
-            .map(|pair| {
+        let new: Vec<Vec<(Token, f32)>> = (0..total_kv_heads)
+            .map(|range| {
                 let own = sizes.sinks..taken;
                 own.map(|at| {
-                    let slot = (pair * tokens + at) as u32;
-                    let position = positions[pair / kv_heads * tokens + at] as u32;
-                    (Token { slot, position }, norms[pair * tokens + at])
+                    let slot = (range * tokens + at) as u32;
+                    let position = positions[range / kv_heads * tokens + at] as u32;
+                    (Token { slot, position }, norms[range * tokens + at])
                 })
                 .collect()
             })
@@ -212,14 +213,14 @@ impl Policy for BalanceKvStream {
         let instances =
             seeds.into_iter().map(|seed| Instances { batch, seed, ..Default::default() });
         let mut instances: Vec<Instances> = instances.collect();
-        let mut longest = vec![0.0; pairs];
+        let mut longest = vec![0.0; total_kv_heads];
         self.take(&pool, &mut instances, &new, &mut longest)?;
-        let mut kept = Vec::with_capacity(pairs);
+        let mut kept = Vec::with_capacity(total_kv_heads);
         let (mut log_weights, mut numerators) = (Vec::new(), Vec::new());
-        for (pair, instances) in instances.iter().enumerate() {
+        for (range, instances) in instances.iter().enumerate() {
             let exact = |token: usize| (token as u32, (1.0, 1.0));
             let own = weights(instances, self.joint).into_iter();
-            let own = own.map(|(slot, weights)| (slot - (pair * tokens) as u32, weights));
+            let own = own.map(|(slot, weights)| (slot - (range * tokens) as u32, weights));
             let all: Vec<(u32, (f32, f32))> = (0..sizes.sinks.min(tokens))
                 .map(exact)
                 .chain(own)
@@ -254,8 +255,8 @@ impl Policy for BalanceKvStream {
             None => at,
         };
         let heads = seeds(observation).into_iter().zip(norms.chunks(tokens.max(1))).enumerate();
-        let heads = heads.map(|(pair, (seed, norms))| {
-            let row = pair / kv_heads;
+        let heads = heads.map(|(range, (seed, norms))| {
+            let row = range / kv_heads;
             let longest = norms.iter().take(taken).skip(sizes.sinks).copied();
             Head {
                 sizes,
@@ -273,7 +274,7 @@ impl Policy for BalanceKvStream {
         Ok(())
     }
 
-    /// Until the next batch is taken.
+    /// Slots until the next batch is taken.
     fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
         let Sizes { recents, batch, .. } = self.sizes(observation.tokens())?;
         Ok(Room::Extra(new_tokens.min(recents + batch)))
@@ -308,9 +309,9 @@ fn norms(values: Tensor<4>) -> Tensor<3> {
     values.cast(DType::F32).square().sum_dim(3).sqrt().squeeze_dim(3)
 }
 
-/// A seed of 48 bits for every (sequence, head).
+/// A seed of 48 bits for every head range.
 fn seeds(observation: &Observation<'_>) -> Vec<u64> {
     let [batch, kv_heads, ..] = observation.dims();
-    let pairs = (0..batch).flat_map(|row| (0..kv_heads).map(move |head| (row, head)));
-    pairs.map(|(row, head)| generator(observation, row, head).random::<u64>() >> 16).collect()
+    let ranges = (0..batch).flat_map(|row| (0..kv_heads).map(move |head| (row, head)));
+    ranges.map(|(row, head)| generator(observation, row, head).random::<u64>() >> 16).collect()
 }

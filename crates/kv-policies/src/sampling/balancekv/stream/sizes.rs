@@ -1,10 +1,10 @@
-/// What a prompt's budget comes to.
+/// The sizes that follow from a prompt's budget.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
     pub(super) sinks: usize,
     pub(super) recents: usize,
     pub(super) batch: usize,
-    /// With values in one bucket.
+    /// The number of instances, with values in one bucket.
     pub(super) instances: usize,
 }
 

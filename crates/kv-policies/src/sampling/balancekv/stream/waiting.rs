@@ -22,10 +22,10 @@ impl BalanceKvStream {
         };
         let mut instances = Vec::with_capacity(heads.len());
         let (mut new, mut waiting, mut longest) = (Vec::new(), Vec::new(), Vec::new());
-        for (pair, head) in heads.iter_mut().enumerate() {
+        for (range, head) in heads.iter_mut().enumerate() {
             let Sizes { recents, batch, .. } = head.sizes;
             let mut own = Instances { batch, seed: head.seed, ..Default::default() };
-            let mut slots: Vec<usize> = layout.live(pair).collect();
+            let mut slots: Vec<usize> = layout.live(range).collect();
             slots.sort_unstable_by_key(|&slot| positions[slot]);
             let mut rest = Vec::new();
             for slot in slots {
@@ -61,21 +61,21 @@ impl BalanceKvStream {
         let (mut kept, mut limits) = (Vec::new(), Vec::new());
         let (mut log_weights, mut numerators) = (Vec::new(), Vec::new());
         let rows = heads.iter_mut().zip(&instances).zip(&waiting).zip(longest);
-        for (pair, (((head, instances), waiting), longest)) in rows.enumerate() {
+        for (range, (((head, instances), waiting), longest)) in rows.enumerate() {
             head.longest = longest;
             let mut all = weights(instances, self.joint);
-            let sinks = layout.live(pair).filter(|&slot| (positions[slot] as usize) < head.stream);
+            let sinks = layout.live(range).filter(|&slot| (positions[slot] as usize) < head.stream);
             all.extend(sinks.map(|slot| (slot as u32, (1.0, 1.0))));
             all.extend(waiting.iter().map(|token| (token.slot, (1.0, 1.0))));
             log_weights.extend(all.values().map(|(_, denominator)| denominator.ln()));
             numerators.extend(all.values().map(|(numerator, _)| *numerator));
-            let first = layout.offsets()[pair] as u32;
+            let first = layout.offsets()[range] as u32;
             let Sizes { recents, batch, .. } = head.sizes;
             limits.push(all.len() + recents + batch - waiting.len());
             kept.push(all.keys().map(|slot| slot - first).collect());
         }
         cache.retain(&Selection::new(kept)?)?;
-        // How many buckets there are, and so how many slots, only the values tell.
+        // The number of buckets, and so of slots, depends on the values.
         let capacities = layout.capacities().iter().zip(&limits);
         if capacities.clone().any(|(capacity, limit)| limit > capacity) {
             cache.resize(capacities.map(|(capacity, limit)| *capacity.max(limit)).collect())?;

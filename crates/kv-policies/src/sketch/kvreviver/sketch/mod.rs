@@ -1,4 +1,4 @@
-//! What a layer gave up, in count-sketches out of which it comes back (KVReviver).
+//! Count-sketches of the tokens that a layer has dropped, which can come back (KVReviver).
 
 mod saved;
 
@@ -14,7 +14,7 @@ use kv_core::{
     StateBytes, StepLengths, counted, expect_shape, packed, read_f32, read_i32, zero_rows,
 };
 
-/// How a layer's sketches work, the same for all heads.
+/// The options of a layer's sketches, common to all heads.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct SketchOptions {
     /// `r`: buckets, in each of which a token has an entry.
@@ -24,26 +24,26 @@ pub struct SketchOptions {
     /// Slots that a head may hold beyond the tokens that it keeps exactly. They go into the sketch
     /// together.
     pub slack: usize,
-    /// A token changes places with the slot that matters least if it matters this many times more;
-    /// never for `None`.
+    /// A token changes places with the slot of the lowest score if its score is this many times
+    /// higher; never for `None`.
     pub replace_rate: Option<f32>,
     /// Whether attention rebuilds the whole cache in scratch memory first.
     pub rebuild: bool,
 }
 
-/// One (sequence, head)'s share.
+/// The sizes of one head range's slots and sketch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SketchHead {
-    /// `b`: entries of a bucket; 0 for a head without a sketch, which gives up nothing.
+    /// `b`: entries of a bucket; 0 for a head without a sketch, which drops nothing.
     pub entries: usize,
     /// Slots that are kept exactly.
     pub limit: usize,
-    /// How many of them are for the most recent tokens.
+    /// The number of exact slots for the most recent tokens.
     pub recents: usize,
 }
 
-/// The sketches of a layer, one for every (sequence, head), and the score of each token: four
-/// bytes, whether it is in a slot or in the sketch. A token's index is its logical position.
+/// The sketches of a layer, one for every head range, and the score of each token: four bytes,
+/// whether it is in a slot or in the sketch. A token's index is its logical position.
 #[derive(Debug)]
 pub struct Sketch {
     pub(super) options: SketchOptions,
@@ -56,11 +56,12 @@ pub struct Sketch {
     /// Entries, `[N, D]`.
     pub(super) keys: Tensor<2>,
     pub(super) values: Tensor<2>,
-    /// `[B * Hkv * tokens]`: what tokens in the sketch have accumulated, [`ABSENT`] for all others.
+    /// `[B * Hkv * tokens]`: the accumulated attention of tokens in the sketch; [`ABSENT`] for all
+    /// others.
     pub(super) scores: Tensor<1>,
     /// `[B * Hkv, 2]`
     pub(super) counters: Tensor<2, Int>,
-    /// `[B * Hkv, 6]`, as the kernels have it.
+    /// `[B * Hkv, 6]`, in the kernels' layout.
     pub(super) table: Tensor<2, Int>,
     pub(super) hashes: SketchHashes,
 }
@@ -129,12 +130,12 @@ impl Sketch {
         })
     }
 
-    /// How it works.
+    /// The sketches' options.
     pub fn options(&self) -> SketchOptions {
         self.options
     }
 
-    /// Every head's share, `[B * Hkv]`.
+    /// Every head range's sizes, `[B * Hkv]`.
     pub fn heads(&self) -> &[SketchHead] {
         &self.heads
     }
@@ -144,7 +145,7 @@ impl Sketch {
         self.tokens
     }
 
-    /// Puts a prompt's tokens into the sketches, but for those that are kept exactly.
+    /// Puts a prompt's tokens into the sketches, except the tokens that are kept exactly.
     ///
     /// # Shapes
     /// `keys`, `values` `[B, Hkv, T, D]`; `scores` `[B, Hkv, T]`, f32: each token's accumulated
@@ -160,51 +161,55 @@ impl Sketch {
         kept: &Selection,
     ) -> Result<()> {
         let [batch, kv_heads, count, head_dim] = keys.dims();
-        let pairs = self.heads.len();
+        let total_kv_heads = self.heads.len();
         expect_shape("scores", &scores.dims(), &[batch, kv_heads, count])?;
         expect_shape("values", &values.dims(), &keys.dims())?;
-        expect_shape("keys", &[batch * kv_heads, head_dim], &[pairs, self.keys.dims()[1]])?;
+        expect_shape(
+            "keys",
+            &[batch * kv_heads, head_dim],
+            &[total_kv_heads, self.keys.dims()[1]],
+        )?;
         self.make_room(count, false)?;
         self.seen = count;
         if count == 0 {
             return Ok(());
         }
-        kept.check(&vec![count; pairs])?;
+        kept.check(&vec![count; total_kv_heads])?;
         let device = self.keys.device();
         // A copy: it is written in place.
-        let mut scores = scores.cast(DType::F32).reshape([pairs * count]).mul_scalar(1.0);
+        let mut scores = scores.cast(DType::F32).reshape([total_kv_heads * count]).mul_scalar(1.0);
         if kept.total() > 0 {
-            let firsts: Vec<usize> = (0..pairs).map(|pair| pair * count).collect();
+            let firsts: Vec<usize> = (0..total_kv_heads).map(|range| range * count).collect();
             let exact = kept.lists(&firsts, &device)?.slots.flatten::<1>(0, 1);
             let absent = Tensor::full(exact.dims(), ABSENT, (&device, DType::F32));
             scatter_scalars(&mut scores, exact, absent)?;
         }
-        let scores = scores.reshape([pairs, count]);
+        let scores = scores.reshape([total_kv_heads, count]);
         let goes = scores.clone().greater_equal_scalar(0.0);
         let tokens = Tensor::<1, Int>::arange(0..count as i64, (&device, DType::I32));
-        let tokens = tokens.unsqueeze_dim::<2>(0).expand([pairs, count]);
+        let tokens = tokens.unsqueeze_dim::<2>(0).expand([total_kv_heads, count]);
         let listed = tokens.mask_fill(goes.clone().bool_not(), NO_SLOT);
-        let rows = |tensor: &Tensor<4>| tensor.clone().reshape([pairs, count, head_dim]);
+        let rows = |tensor: &Tensor<4>| tensor.clone().reshape([total_kv_heads, count, head_dim]);
         let own = scores.mask_fill(goes.bool_not(), ABSENT);
         let padded = match self.tokens - count {
             0 => own,
             more => {
-                let absent = Tensor::full([pairs, more], ABSENT, (&device, DType::F32));
+                let absent = Tensor::full([total_kv_heads, more], ABSENT, (&device, DType::F32));
                 Tensor::cat(vec![own, absent], 1)
             }
         };
-        self.scores = padded.reshape([pairs * self.tokens]);
+        self.scores = padded.reshape([total_kv_heads * self.tokens]);
         self.add(listed, rows(keys), rows(values), 1.0)
     }
 
-    /// Adds tokens to the entries, `sign` times each: 1 puts them in, −1 takes them out. What the
-    /// sketch is known to hold stays as it is.
+    /// Adds tokens to the entries, `sign` times each: 1 puts them in, −1 takes them out. The
+    /// scores, which say what a sketch holds, stay as they are.
     ///
     /// # Shapes
     /// `tokens` `[B * Hkv, M]`, 32-bit, negative for none; `keys`, `values` `[B * Hkv, M, D]`.
     ///
     /// # Errors
-    /// See [`sketch_insert`].
+    /// The errors of [`sketch_insert`].
     pub fn add(
         &mut self,
         tokens: Tensor<2, Int>,
@@ -222,13 +227,13 @@ impl Sketch {
     /// `tokens` `[B * Hkv, M]`, 32-bit.
     ///
     /// # Errors
-    /// See [`sketch_query`].
+    /// The errors of [`sketch_query`].
     pub fn query(&self, tokens: Tensor<2, Int>, dtype: DType) -> Result<[Tensor<3>; 2]> {
         Ok(sketch_query(self.source(), tokens, dtype)?)
     }
 
-    /// What every token has accumulated, read to the host, `[B * Hkv, tokens]`: negative for those
-    /// that are not in the sketch.
+    /// The accumulated attention of every token, read to the host, `[B * Hkv, tokens]`; negative
+    /// for tokens that are not in the sketch.
     ///
     /// # Errors
     /// [`Error::Read`].
@@ -268,13 +273,13 @@ impl Sketch {
         }
     }
 
-    /// The slots of a head after a step that has appended a token, where it had `length` with it.
-    pub(super) fn length_after(&self, pair: usize, length: usize) -> usize {
-        let SketchHead { entries, limit, .. } = self.heads[pair];
+    /// A head's length after a step, if it is `length` once the step has appended its token.
+    pub(super) fn length_after(&self, range: usize, length: usize) -> usize {
+        let SketchHead { entries, limit, .. } = self.heads[range];
         if entries > 0 && length > limit + self.options.slack { limit } else { length }
     }
 
-    /// Makes sure that there is room for so many more tokens of every sequence.
+    /// Makes sure that there is room for `more` more tokens of every sequence.
     fn make_room(&mut self, more: usize, growable: bool) -> Result<()> {
         PolicyState::check_room(self, more, growable)?;
         let (capacity, requested) = (self.tokens, self.seen + more);
@@ -284,18 +289,19 @@ impl Sketch {
         Ok(())
     }
 
-    /// Room for so many tokens, at least.
+    /// Makes room for at least `tokens` tokens.
     pub(super) fn grow(&mut self, tokens: usize) {
         if tokens <= self.tokens {
             return;
         }
-        let (pairs, device) = (self.heads.len(), self.keys.device());
-        let more = Tensor::full([pairs, tokens - self.tokens], ABSENT, (&device, DType::F32));
+        let (total_kv_heads, device) = (self.heads.len(), self.keys.device());
+        let more =
+            Tensor::full([total_kv_heads, tokens - self.tokens], ABSENT, (&device, DType::F32));
         let scores = match self.tokens {
             0 => more,
-            held => Tensor::cat(vec![self.scores.clone().reshape([pairs, held]), more], 1),
+            old => Tensor::cat(vec![self.scores.clone().reshape([total_kv_heads, old]), more], 1),
         };
-        self.scores = scores.reshape([pairs * tokens]);
+        self.scores = scores.reshape([total_kv_heads * tokens]);
         self.tokens = tokens;
         self.table = table(&self.heads, tokens, self.options.buckets, &device);
     }
@@ -353,7 +359,7 @@ impl Sketch {
         parts.iter_mut().for_each(|part| part.grow(tokens));
         let device = parts[0].keys.device();
         let heads: Vec<SketchHead> = parts.iter().flat_map(|part| part.heads.clone()).collect();
-        // A cache without entries holds one that is nobody's.
+        // A cache without entries has one unused entry.
         let entries = |of: fn(&Self) -> &Tensor<2>| {
             let own = parts.iter().map(|part| {
                 let count = part.heads.iter().map(|head| head.entries * options.buckets).sum();
@@ -461,14 +467,14 @@ impl PolicyState for Sketch {
         self.seen += tokens;
     }
 
-    /// Counts tokens as being in the sketch, whatever it holds of them.
+    /// Counts tokens as being in the sketch, without adding their keys and values.
     fn assume(&mut self, more: usize) -> Result<()> {
         self.make_room(more, false)?;
-        let (pairs, end) = (self.heads.len(), self.seen + more);
-        let scores = self.scores.clone().reshape([pairs, self.tokens]);
-        let zeros = Tensor::zeros([pairs, more], (&scores.device(), DType::F32));
-        let scores = scores.slice_assign([0..pairs, self.seen..end], zeros);
-        self.scores = scores.reshape([pairs * self.tokens]);
+        let (total_kv_heads, end) = (self.heads.len(), self.seen + more);
+        let scores = self.scores.clone().reshape([total_kv_heads, self.tokens]);
+        let zeros = Tensor::zeros([total_kv_heads, more], (&scores.device(), DType::F32));
+        let scores = scores.slice_assign([0..total_kv_heads, self.seen..end], zeros);
+        self.scores = scores.reshape([total_kv_heads * self.tokens]);
         self.seen = end;
         Ok(())
     }

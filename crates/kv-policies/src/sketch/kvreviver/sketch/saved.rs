@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Sketch, SketchHead, SketchOptions};
 
-/// What a file says of sketches besides their tensors.
+/// The header of sketches in a file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Header {
     options: SketchOptions,
@@ -32,12 +32,14 @@ impl Header {
         self.heads.len().saturating_mul(self.tokens.max(1))
     }
 
-    /// Checks that sketches have room for the cache's tokens, and heads for theirs.
+    /// Checks that the sketches fit the cache's heads and have room for its tokens.
     fn check(&self, cache: &LayerCache, seen: &[usize]) -> std::result::Result<(), String> {
-        let pairs = cache.layout().pairs();
-        if self.heads.len() != pairs || self.seeds.len() != pairs {
+        let total_kv_heads = cache.layout().head_ranges();
+        if self.heads.len() != total_kv_heads || self.seeds.len() != total_kv_heads {
             let (heads, seeds) = (self.heads.len(), self.seeds.len());
-            return Err(format!("sketches of {heads} heads and {seeds} seeds, expected {pairs}"));
+            return Err(format!(
+                "sketches of {heads} heads and {seeds} seeds, expected {total_kv_heads}"
+            ));
         }
         let most = seen.iter().copied().max().unwrap_or_default();
         if self.seen < most || self.seen > self.tokens {
