@@ -53,6 +53,7 @@ mod cis;
 mod components;
 mod layers;
 mod merge;
+mod quantized;
 mod select;
 mod share;
 mod sketch;
@@ -95,6 +96,9 @@ pub use merge::merge_slots::{
 pub use merge::nearest_slots::{
     Nearest, NearestSlotsOptions, NearestSlotsStrategy, SlotLists, nearest_slots,
 };
+pub use quantized::pool::{QuantizedBits, QuantizedPool};
+pub use quantized::quantize_slots::quantize_slots;
+pub use quantized::quantized_attention::{AttendedSlots, quantized_attention};
 pub use select::argmin_slots::{Protected, argmin_slots};
 pub use select::labels::{RefreshRows, label_scores};
 pub use select::lists::{HEADER as LIST_HEADER, ListTable, keep_lists, list_slots};

@@ -81,7 +81,11 @@ fn the_page_of_kernels_lists_every_strategy() {
     let text = std::fs::read_to_string(page).unwrap();
     let (_, section) = text.split_once("## Forcing a kernel").unwrap();
     assert_eq!(section.matches("::strategy`").count(), enums.len(), "a row for each of {enums:?}");
-    for (name, variant) in &found {
-        assert!(section.contains(&format!("`{variant}`")), "{name}::{variant} is not listed");
+    let rows = || section.lines().filter(|line| line.contains("::strategy`"));
+    for name in enums {
+        // An op's row is the one that lists all kernels of the op's enum.
+        let own: Vec<_> = found.iter().filter(|(own, _)| own == name).collect();
+        let lists = |row: &&str| own.iter().all(|(_, own)| row.contains(&format!("`{own}`")));
+        assert!(rows().any(|row| lists(&row)), "no row has all of {own:?}");
     }
 }

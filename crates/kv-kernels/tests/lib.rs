@@ -19,6 +19,7 @@ mod move_slots;
 mod nearest_slots;
 mod prefill_attention;
 mod problems;
+mod quantized;
 mod random;
 mod rankings;
 mod reading;

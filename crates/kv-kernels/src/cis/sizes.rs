@@ -75,6 +75,9 @@ impl Sizes {
     /// Whether one launch shall choose and attend: where attention takes one cube a range.
     pub(super) fn fuses(&self) -> bool {
         let Some(attended) = self.shape.attends else { return false };
+        if self.shape.shares && self.shape.group > 1 {
+            return false;
+        }
         let kernel = tensor_core(self.shape.head_dim);
         let (parts, _) =
             splits(self.device.processors, kernel, self.shape.total_kv_heads, attended);

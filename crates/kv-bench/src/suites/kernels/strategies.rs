@@ -19,7 +19,19 @@ use super::clock::{Clock, LaunchOutput};
 /// Heads of Llama 3.1 8B.
 const HEADS: [usize; 3] = [32, 8, 128];
 /// Sequences and slots of decode attention.
-const DECODE: [[usize; 2]; 4] = [[1, 2_048], [1, 16_384], [16, 4_096], [128, 3_200]];
+const DECODE: [[usize; 2]; 11] = [
+    [1, 1_024],
+    [1, 2_048],
+    [1, 3_200],
+    [1, 4_096],
+    [1, 16_384],
+    [2, 2_048],
+    [2, 3_200],
+    [4, 3_200],
+    [8, 3_200],
+    [16, 4_096],
+    [128, 3_200],
+];
 /// Tokens of a prompt.
 const PREFILL: [usize; 3] = [128, 1_024, 8_192];
 /// Rows of a product.
@@ -165,25 +177,30 @@ fn nearest(bench: &mut KernelBench<'_>, [lists, tokens]: [usize; 2]) -> anyhow::
     })
 }
 
-/// A step that retrieves in every range, in blocks of one step (no set is shared) and of 16 (no
-/// query is alike).
+/// Steps in which every range retrieves, in blocks of one step and of 16, and steps in which every
+/// range shares.
 fn cis(bench: &mut KernelBench<'_>, sizes: [usize; 2]) -> anyhow::Result<()> {
     let step = Step::new(bench, "cis_attention", sizes);
     let [query_heads, kv_heads, head_dim] = HEADS;
-    let pairs = sizes[0] * kv_heads;
+    let total_kv_heads = sizes[0] * kv_heads;
     let parts = query_heads / kv_heads;
-    let vectors = normal(bench, [pairs * parts, head_dim]).reshape([pairs, parts, head_dim]);
+    let vectors = normal(bench, [total_kv_heads * parts, head_dim]);
+    let vectors = vectors.reshape([total_kv_heads, parts, head_dim]);
     let newest = Tensor::full([sizes[0]], sizes[1] as i32 - 1, (&bench.device, DType::I32));
     let [sinks, top, locals] = CIS_READ;
-    let rule = SetRule { sinks, locals, top, dilated: 0.0, threshold: 1.0, wanted: None };
     let strategies =
         [CisStrategy::Radix, CisStrategy::SplitRadix, CisStrategy::Histogram, CisStrategy::Fused];
-    for block in [1, 16] {
+    // No cosine is above 1, and all are above -2.
+    for (block, threshold, what) in
+        [(1, 1.0, "retrieve"), (16, 1.0, "retrieve"), (16, -2.0, "share")]
+    {
+        let rule = SetRule { sinks, locals, top, dilated: 0.0, threshold, wanted: None };
         let mut sets =
-            IndexSets::new(&vec![rule; pairs], block, top, parts, head_dim, &bench.device);
-        let task = format!("{}, blocks of {block}", step.task);
-        // Keys once, and the rows attended to.
-        let bytes = step.bytes / 2 + step.bytes * (sinks + top + locals) / sizes[1];
+            IndexSets::new(&vec![rule; total_kv_heads], block, top, parts, head_dim, &bench.device);
+        let task = format!("{}, blocks of {block}, all {what}", step.task);
+        // The keys where ranges retrieve, and the rows attended to.
+        let scored = if what == "share" { 0 } else { step.bytes / 2 };
+        let bytes = scored + step.bytes * (sinks + top + locals) / sizes[1];
         let work = [bytes as f64, 0.0];
         each(bench, &task, step.pools.len(), work, &strategies, |i, strategy| {
             let options = CisSelectOptions {

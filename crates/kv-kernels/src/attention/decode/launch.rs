@@ -14,7 +14,7 @@ use super::eviction::Evicts;
 use super::kernel_args::{
     AttendedRangesLaunch, DecodeOutputsLaunch, HeadOutputsLaunch, QueriesLaunch, WeightedPoolLaunch,
 };
-use super::plan::{CLUSTER_PLANES, Kernel, cluster, kernel, room, splits};
+use super::plan::{CLUSTER_PLANES, Kernel, cluster, portable, room, splits, tensor_core};
 use super::strategy::{DecodeShape, DecodeStrategy};
 use super::subgroup_softmax::ThreadGroup;
 use super::{DecodeConfig, ViewKind, normalise, plain, tensor_core, together};
@@ -260,7 +260,10 @@ impl DecodeArgs<CubeBackend> {
             evicts: evicts.is_some(),
         };
         let strategy = strategy.or_chosen(&device, &shape);
-        let kernel = kernel(query, strategy, head_dim, self.group());
+        let kernel = match strategy {
+            DecodeStrategy::Portable => portable(query, head_dim, self.group()),
+            _ => tensor_core(head_dim),
+        };
         if strategy == DecodeStrategy::TensorCoreCluster
             && let Some(joined) = self.joined(&device, kernel, evicts)
         {

@@ -43,7 +43,8 @@ impl Strategy for DecodeStrategy {
 
     #[cfg(feature = "gpu")]
     fn choose(device: &DeviceTraits, shape: &DecodeShape) -> Self {
-        // Wherever matrix instructions serve; not measured against the portable kernel.
+        // Matrix instructions are faster wherever they serve: 64 µs instead of 128 at
+        // 16x32x8x4096 on an H200, 7.5 instead of 9.7 at 1x32x8x2048 (docs/results/kernels.md).
         if Self::TensorCore.obstacle(device, shape).is_some() {
             return Self::Portable;
         }

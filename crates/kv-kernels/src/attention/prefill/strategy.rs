@@ -36,7 +36,8 @@ impl Strategy for PrefillStrategy {
 
     #[cfg(feature = "gpu")]
     fn choose(device: &DeviceTraits, shape: &PrefillShape) -> Self {
-        // Wherever it serves; not measured against blocks.
+        // Faster at every length, by more the longer the prompt: 6.6 µs instead of 83 at 128 tokens
+        // of 32 heads on an H200, 1.09 ms instead of 99 at 8,192 (docs/results/kernels.md).
         match Self::Hopper.obstacle(device, shape) {
             None => Self::Hopper,
             Some(_) => Self::Blocks,

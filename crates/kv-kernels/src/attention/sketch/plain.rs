@@ -129,13 +129,13 @@ pub(super) fn sketch_attention_kernel<F: Float, N: Size>(
     let entries = heads[head + 1] as usize;
     let first_token = heads[head + 2] as usize;
     let last = min(tokens.newest[kv_head / tokens.kv_heads] + 1i32, heads[head + 3]);
-    let mut indexer = max(last, 0i32) as usize;
+    let mut seen = max(last, 0i32) as usize;
     if entries == 0 {
-        indexer = 0usize.runtime();
+        seen = 0usize.runtime();
     }
-    let share = indexer.div_ceil(splits);
-    let first = min(split * share, indexer);
-    let end = min(first + share, indexer);
+    let share = seen.div_ceil(splits);
+    let first = min(split * share, seen);
+    let end = min(first + share, seen);
 
     let room = comptime!(if blueprint.staged > 0 { blueprint.staged * columns } else { 1 });
     let mut staged_keys = Shared::<[Vector<F, N>]>::new_slice(room);

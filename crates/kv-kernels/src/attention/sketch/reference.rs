@@ -92,9 +92,9 @@ impl Problem<'_> {
             (Place::Slot(slot), self.slots.map(row))
         });
         let [_, entries, first_token, capacity, ..] = self.sketch.head(kv_head);
-        let indexer = usize::try_from(newest + 1).unwrap_or(0).min(capacity);
-        let indexer = if entries == 0 { 0 } else { indexer };
-        let tokens = (0..indexer).filter(|token| self.scores[first_token + token] >= 0.0);
+        let seen = usize::try_from(newest + 1).unwrap_or(0).min(capacity);
+        let seen = if entries == 0 { 0 } else { seen };
+        let tokens = (0..seen).filter(|token| self.scores[first_token + token] >= 0.0);
         let tokens = tokens.map(|token| {
             let estimated = self.sketch.query(self.entries, kv_head, token);
             let rounded = estimated.map(|row| row.into_iter().map(self.round).collect());

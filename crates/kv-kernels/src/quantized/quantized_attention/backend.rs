@@ -1,0 +1,84 @@
+//! The backend trait of `quantized_attention`, and its implementations for CubeCL devices and the
+//! CPU.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, backend_extension};
+#[cfg(feature = "gpu")]
+use burn_cubecl::CubeBackend;
+
+use super::args::QuantizedAttentionArgs;
+
+#[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
+pub(crate) trait QuantizedAttentionOps: Backend {
+    /// Returns the output `[B, Hq, D]` and the log-sum-exp `[B, Hq]` over all slots.
+    fn quantized_attention(
+        #[extension_type] args: QuantizedAttentionArgs<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+}
+
+#[cfg(feature = "gpu")]
+impl QuantizedAttentionOps for CubeBackend {
+    fn quantized_attention(
+        args: QuantizedAttentionArgs<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        super::launch::run(args)
+    }
+}
+
+#[cfg(feature = "flex")]
+mod cpu {
+    //! The implementation for the CPU, which runs the reference.
+
+    use burn::backend::{DType, Flex};
+    use burn_flex::FlexTensor;
+
+    use super::QuantizedAttentionOps;
+    use crate::backend::host_buffers::{dims, rounded, slice, wide};
+    use crate::quantized::quantized_attention::args::QuantizedAttentionArgs;
+    use crate::quantized::quantized_attention::reference::{CodedSlots, State};
+
+    impl QuantizedAttentionOps for Flex {
+        fn quantized_attention(args: QuantizedAttentionArgs<Self>) -> (FlexTensor, FlexTensor) {
+            let [batch, query_heads, head_dim] = dims(&args.query);
+            let [_, kv_heads] = dims(&args.offsets);
+            let group = query_heads / kv_heads;
+            let dtype = args.query.dtype();
+            let [key_codes, key_scales] =
+                [args.pool.key_codes, args.pool.key_scales].map(|codes| codes.to_contiguous());
+            let [value_codes, value_scales] =
+                [args.pool.value_codes, args.pool.value_scales].map(|codes| codes.to_contiguous());
+            let slots = CodedSlots {
+                key_codes: slice(&key_codes),
+                key_scales: slice(&key_scales),
+                value_codes: slice(&value_codes),
+                value_scales: slice(&value_scales),
+                bits: args.pool.bits,
+                head_dim,
+            };
+            let (query, mut output) = (wide(&args.query), wide(&args.output));
+            let mut log_sum_exp = wide(&args.log_sum_exp);
+            let [offsets, lengths] = [args.offsets, args.lengths].map(|t| t.to_contiguous());
+            let ranges = slice::<i32>(&offsets).iter().zip(slice::<i32>(&lengths));
+            for (range, (&offset, &length)) in ranges.enumerate() {
+                let (offset, length) = (offset.max(0) as usize, length.max(0) as usize);
+                for head in range * group..(range + 1) * group {
+                    let row = head * head_dim..(head + 1) * head_dim;
+                    let mut state = State::of(&output[row.clone()], log_sum_exp[head]);
+                    slots.attend(
+                        &query[row.clone()],
+                        args.scale,
+                        offset..offset + length,
+                        &mut state,
+                    );
+                    let (own, sum) = state.finish();
+                    output[row].copy_from_slice(&own);
+                    log_sum_exp[head] = sum;
+                }
+            }
+            (
+                rounded(output, [batch, query_heads, head_dim], dtype),
+                rounded(log_sum_exp, [batch, query_heads], DType::F32),
+            )
+        }
+    }
+}

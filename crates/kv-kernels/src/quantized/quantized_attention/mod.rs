@@ -1,0 +1,107 @@
+//! Attention of a decode step over quantised slots, continued from the attention over other slots.
+//!
+//! The attention over the other slots is one output `o₀` and one log-sum-exp `l₀` a query head. With
+//! the quantised slots' logits `x_j` and values `v_j`, the output is
+//! `(exp(l₀) o₀ + Σ_j exp(x_j) v_j) / (exp(l₀) + Σ_j exp(x_j))`, with a maximum taken out first.
+//!
+//! Codes are not turned into numbers first. For a channel's minimum `m_d`, step `s_d` and code
+//! `c_jd`, a logit is `Σ_d q_d (m_d + s_d c_jd) = Σ_d q_d m_d + Σ_d (q_d s_d) c_jd`: a block's
+//! queries times steps are made once for its 64 slots. Likewise a value's minimum and step are
+//! multiplied into its softmax weight.
+
+mod args;
+mod backend;
+#[cfg(feature = "gpu")]
+mod combine;
+#[cfg(feature = "gpu")]
+mod kernel;
+#[cfg(feature = "gpu")]
+mod launch;
+pub(crate) mod reference;
+
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+
+use super::layout::BLOCK;
+use super::pool::QuantizedPool;
+use crate::backend::check::Check;
+use crate::{KernelError, SlotRanges};
+use args::QuantizedAttentionArgs;
+use backend::QuantizedAttentionOps;
+
+const OP: &str = "quantized_attention";
+/// The largest head dim and group, whose queries fit into shared memory everywhere.
+const MOST_QUERIES: usize = 1_024;
+
+/// The attention over other slots, which is continued.
+#[derive(Debug, Clone)]
+pub struct AttendedSlots {
+    /// `[B, Hq, D]`, in the query's dtype.
+    pub output: Tensor<3>,
+    /// `[B, Hq]`, f32.
+    pub log_sum_exp: Tensor<2>,
+}
+
+/// Attends to quantised slots, beside the slots that were attended to before. Returns the output
+/// and the log-sum-exp over both.
+///
+/// # Shapes
+/// - `query`: `[B, Hq, D]`, f32, f16 or bf16
+/// - `ranges`: offsets and lengths `[B, Hkv]`, 32-bit, in quantised slots; offsets are multiples of
+///   [`QuantizedPool::BLOCK`]. They are on the device and are not checked.
+///
+/// `scale` is the factor of logits; `None` means `1 / sqrt(D)`. `longest` is the most slots that a
+/// range may have.
+///
+/// # Errors
+/// [`KernelError`] where shapes, dtypes or devices do not fit.
+pub fn quantized_attention(
+    query: Tensor<3>,
+    pool: &QuantizedPool,
+    ranges: &SlotRanges,
+    attended: AttendedSlots,
+    scale: Option<f32>,
+    longest: usize,
+) -> Result<AttendedSlots, KernelError> {
+    let check = Check::new(OP, &query);
+    check.supported()?;
+    check.float("query", &query)?;
+    check.filled("query", &query)?;
+    let [batch, query_heads, head_dim] = query.dims();
+    pool.check(&check, head_dim)?;
+    let [_, kv_heads] = ranges.offsets.dims();
+    check.shape("offsets", &ranges.offsets, &[batch, kv_heads])?;
+    check.shape("lengths", &ranges.lengths, &[batch, kv_heads])?;
+    check.int("offsets", &ranges.offsets)?;
+    check.int("lengths", &ranges.lengths)?;
+    check.shape("output", &attended.output, &[batch, query_heads, head_dim])?;
+    check.same_dtype("output", &attended.output, "the query's dtype", query.dtype())?;
+    check.shape("log_sum_exp", &attended.log_sum_exp, &[batch, query_heads])?;
+    check.f32("log_sum_exp", &attended.log_sum_exp)?;
+    if kv_heads == 0 || !query_heads.is_multiple_of(kv_heads) {
+        return Err(check.unsupported(
+            "query heads",
+            query_heads,
+            "a multiple of the key-value heads",
+        ));
+    }
+    if query_heads / kv_heads * head_dim > MOST_QUERIES {
+        let numbers = query_heads / kv_heads * head_dim;
+        return Err(check.unsupported("numbers of a group's queries", numbers, "at most 1,024"));
+    }
+    let (output, log_sum_exp) =
+        <Dispatch as QuantizedAttentionOps>::quantized_attention(QuantizedAttentionArgs {
+            query: query.into_dispatch(),
+            pool: pool.clone().into_tensors(),
+            offsets: ranges.offsets.clone().into_dispatch(),
+            lengths: ranges.lengths.clone().into_dispatch(),
+            output: attended.output.into_dispatch(),
+            log_sum_exp: attended.log_sum_exp.into_dispatch(),
+            scale: scale.unwrap_or_else(|| 1.0 / (head_dim as f32).sqrt()),
+            longest: longest.min(pool.value_scales.dims()[0]).next_multiple_of(BLOCK),
+        });
+    Ok(AttendedSlots {
+        output: Tensor::from_dispatch(output),
+        log_sum_exp: Tensor::from_dispatch(log_sum_exp),
+    })
+}

@@ -1,0 +1,85 @@
+//! `quantized_attention` in plain loops: the CPU path, and the oracle of the kernel's tests.
+
+use std::ops::Range;
+
+use crate::components::sentinels::WEIGHTLESS_LOGIT;
+use crate::quantized::layout::host::{minimum_of, step_of};
+use crate::quantized::layout::{BLOCK, codes_of_word, words};
+use crate::quantized::pool::QuantizedBits;
+
+/// The buffers of a pool.
+pub(crate) struct CodedSlots<'a> {
+    pub(crate) key_codes: &'a [i32],
+    pub(crate) key_scales: &'a [i32],
+    pub(crate) value_codes: &'a [i32],
+    pub(crate) value_scales: &'a [i32],
+    pub(crate) bits: QuantizedBits,
+    pub(crate) head_dim: usize,
+}
+
+/// A softmax under way, of one query head.
+pub(crate) struct State {
+    max: f32,
+    sum: f32,
+    values: Vec<f32>,
+}
+
+impl State {
+    /// The state behind an attention of this output and log-sum-exp.
+    pub(crate) fn of(output: &[f32], log_sum_exp: f32) -> Self {
+        let none = log_sum_exp <= WEIGHTLESS_LOGIT;
+        match none {
+            true => Self { max: f32::MIN, sum: 0.0, values: vec![0.0; output.len()] },
+            false => Self { max: log_sum_exp, sum: 1.0, values: output.to_vec() },
+        }
+    }
+
+    fn add(&mut self, logit: f32, value: impl Iterator<Item = f32>) {
+        if logit > self.max {
+            let factor = (self.max - logit).exp();
+            self.sum *= factor;
+            self.values.iter_mut().for_each(|value| *value *= factor);
+            self.max = logit;
+        }
+        let weight = (logit - self.max).exp();
+        self.sum += weight;
+        self.values.iter_mut().zip(value).for_each(|(sum, value)| *sum += weight * value);
+    }
+
+    /// The output and the log-sum-exp.
+    pub(crate) fn finish(self) -> (Vec<f32>, f32) {
+        let Self { max, sum, values } = self;
+        let divisor = if sum == 0.0 { 1.0 } else { sum };
+        (values.into_iter().map(|value| value / divisor).collect(), max + sum.ln())
+    }
+}
+
+impl CodedSlots<'_> {
+    /// Attends to a range of slots.
+    pub(crate) fn attend(&self, query: &[f32], scale: f32, slots: Range<usize>, state: &mut State) {
+        for slot in slots {
+            let key = (0..self.head_dim).map(|channel| self.key(slot, channel));
+            let dot: f32 = query.iter().zip(key).map(|(q, k)| q * k).sum();
+            state.add(dot * scale, (0..self.head_dim).map(|channel| self.value(slot, channel)));
+        }
+    }
+
+    /// A number of a slot's key.
+    fn key(&self, slot: usize, channel: usize) -> f32 {
+        let scale = self.key_scales[slot / BLOCK * self.head_dim + channel] as u32;
+        self.number(self.key_codes, slot, channel, scale, self.bits.keys)
+    }
+
+    /// A number of a slot's value.
+    fn value(&self, slot: usize, channel: usize) -> f32 {
+        let scale = self.value_scales[slot] as u32;
+        self.number(self.value_codes, slot, channel, scale, self.bits.values)
+    }
+
+    fn number(&self, codes: &[i32], slot: usize, channel: usize, scale: u32, bits: usize) -> f32 {
+        let each = codes_of_word(bits);
+        let word = codes[slot * words(self.head_dim, bits) + channel / each] as u32;
+        let code = (word >> (channel % each * bits)) & ((1 << bits) - 1);
+        minimum_of(scale) + step_of(scale) * code as f32
+    }
+}
