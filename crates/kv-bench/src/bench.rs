@@ -18,16 +18,16 @@ use crate::record_log::RecordLog;
 
 /// The CPU's name as a device.
 pub(crate) const CPU: &str = "cpu";
-/// Tokens that share an entry of a sketch from which on estimates vary more than the keys and
-/// values: the median of three sums has 0.448 of an entry's variance.
+/// The number of tokens in an entry of a sketch. Where an entry has more, estimates vary more than
+/// the keys and values do: the median of three sums has 0.448 of an entry's variance.
 const CROWDED: f64 = 1.0 / 0.448;
 
 /// The size of a measurement: the paper's, and one for small machines.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sizes<T> {
-    /// The paper's.
+    /// The size in the paper.
     pub(crate) paper: T,
-    /// The one of the quick form.
+    /// The size of the quick form.
     pub(crate) quick: T,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct Bench {
     pub(crate) device: Device,
     /// Its name in records.
     pub(crate) device_name: String,
-    /// The model's name in records, empty as long as none is loaded.
+    /// The model's name in records; empty until a model is loaded.
     model_name: String,
     records: RecordLog,
     notes: Vec<String>,
@@ -181,7 +181,8 @@ impl<'a> ModelBench<'a> {
             {
                 self.note(reason.into());
             }
-            if let Some(load) = policy_run.sketch_load(tokens).filter(|load| *load > CROWDED) {
+            if let Some(load) = policy_run.policy.sketch_load(tokens).filter(|load| *load > CROWDED)
+            {
                 let (label, budget) = (&policy_run.label, format::budget(policy_run.budget));
                 self.note(format!(
                     "{label} at {budget}: about {load:.0} tokens share an entry of the sketch, \

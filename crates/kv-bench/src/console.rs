@@ -1,5 +1,5 @@
-//! Lines for people. A run does not end because nobody reads its progress, nor without an error
-//! line because its tables cannot be printed.
+//! Lines for people. A run goes on where nobody reads its progress. Where its tables cannot be
+//! printed, the run ends with an error.
 
 use std::fmt::Arguments;
 use std::io::{ErrorKind, Write, stderr, stdout};

@@ -42,8 +42,12 @@ pub(crate) fn of_label(label: &str) -> Option<Treatment> {
     if label.contains(" + ") {
         return None;
     }
-    let policy = label.split([' ', '(']).next().unwrap_or_default();
-    entry(policy)?.treatment
+    entry(first_policy(label))?.treatment
+}
+
+/// The name of the policy that a label of records begins with.
+pub(crate) fn first_policy(label: &str) -> &str {
+    label.split([' ', '(']).next().unwrap_or_default()
 }
 
 #[cfg(test)]

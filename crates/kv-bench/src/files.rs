@@ -1,4 +1,4 @@
-//! Files that are whole or as they were: a new one is written beside the old one, and then renamed.
+//! Files that are never half written: a new file is written beside the old file, and then renamed.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Result, Write};
@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use tempfile::NamedTempFile;
 
-/// Writes a file by `write`. An old file stays until the new one is whole on the disk. A path that
-/// is no file, such as a pipe or a device, is written directly.
+/// Writes a file by `write`. An old file stays until the new file is whole on the disk. A pipe or a
+/// device is written directly.
 ///
 /// # Errors
-/// If the file cannot be written; the old one is as it was then.
+/// If the file cannot be written. The old file stays as it was.
 pub(crate) fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
     if path.exists() && !path.is_file() {
         return write_to(OpenOptions::new().write(true).open(path)?, write);

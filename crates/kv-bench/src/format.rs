@@ -207,7 +207,7 @@ pub(crate) fn percent(share: f64) -> String {
     format!("{} %", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
-/// A number of tokens, in multiples of 1024 where it is one.
+/// A number of tokens. Multiples of 1024 are written as such.
 pub(crate) fn tokens(tokens: usize) -> String {
     if tokens >= 1024 && tokens.is_multiple_of(1024) {
         format!("{}k", tokens / 1024)

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Files of records that are being written, each after a whole number of them readable.
+/// Files to which records are being written. Each can be read after every whole record.
 static OPEN: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// A file of records that an interrupt would leave.
@@ -28,8 +28,8 @@ fn open() -> MutexGuard<'static, Vec<PathBuf>> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ends the program at the next interrupt (Ctrl-C, or a request to end), with a line on what is
-/// left. Elsewhere than on Unix an interrupt ends it without.
+/// Ends the program at the next interrupt (Ctrl-C, or a request to end), with a line that names the
+/// files that stay. On systems other than Unix, an interrupt ends the program without a line.
 ///
 /// # Errors
 /// Where the system takes no handler.

@@ -2,6 +2,7 @@
 
 mod args;
 mod bench;
+mod certificates;
 mod console;
 mod families;
 mod figures;

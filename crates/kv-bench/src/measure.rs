@@ -82,8 +82,8 @@ fn check(common: &Common, name: &str, numbers: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The file that the numbers go to: the one that is asked for, or the one beside the model. A file
-/// that cannot be written must not cost a measurement.
+/// The file that the numbers go to: the file of `--output`, or the file beside the model. It is
+/// tried before anything is measured, as a file that cannot be written must not cost a measurement.
 fn output(
     asked: Option<&Path>,
     beside: impl FnOnce() -> anyhow::Result<PathBuf>,
@@ -93,7 +93,7 @@ fn output(
     Ok(path)
 }
 
-/// Measures windows of a text, saves what was found, and prints the text that `save` returns.
+/// Measures windows of a text, saves the measurements, and prints the text that `save` returns.
 /// `measure` calls its last argument after each window.
 fn measured<M>(
     common: &Common,

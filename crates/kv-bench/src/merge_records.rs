@@ -13,7 +13,8 @@ pub(crate) struct RecordFile {
 }
 
 impl RecordFile {
-    /// Reads files of records. Each is named by its stem, or its path where two share one.
+    /// Reads files of records. Each file is named by its stem, or by its path where two stems are
+    /// equal.
     ///
     /// # Errors
     /// If a file cannot be read or does not hold records.
@@ -34,8 +35,9 @@ impl RecordFile {
     }
 }
 
-/// All records. A case that was measured more than once is not averaged: where a file holds a case
-/// that this run or another file also holds, the policy's name there is followed by the file's.
+/// All records. Records of one case from several sources are not averaged: where this run or
+/// another file holds a case of a file, too, the file's name follows the policy's name in the
+/// file's record.
 pub(crate) fn merge(own: Vec<Record>, others: Vec<RecordFile>) -> Vec<Record> {
     let mut holders: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
     let lists = std::iter::once(&own).chain(others.iter().map(|source| &source.records));

@@ -94,9 +94,9 @@ pub(crate) struct Wanted<'a> {
     pub(crate) tasks: &'a [String],
     /// Only prompts that say where their answer lies.
     pub(crate) with_depth: bool,
-    /// At most so many.
+    /// At most this number of prompts.
     pub(crate) limit: Option<usize>,
-    /// How questions are asked, where they are.
+    /// How questions are asked; `None` where no questions are asked.
     pub(crate) mode: Option<Mode>,
 }
 
@@ -155,7 +155,7 @@ fn check_text(field: &str, text: &str) -> anyhow::Result<()> {
 }
 
 impl Prompt {
-    /// Context and question, neither of them empty; `None` where it is not known where the question
+    /// Context and question, neither empty; `None` where the prompt does not say where its question
     /// begins.
     pub(crate) fn split(&self) -> Option<(&str, &str)> {
         Some(self.prompt.split_at(self.question_at?))
@@ -260,8 +260,8 @@ impl Prompts {
         self.list.retain(|_| keep.next() == Some(true));
     }
 
-    /// Leaves out prompts that exceed the model's positions together with their answers, and says
-    /// which.
+    /// Leaves out the prompts that, with their answers, exceed the model's positions, and names
+    /// these prompts.
     ///
     /// # Errors
     /// Where none is left, and where a text cannot be tokenized.

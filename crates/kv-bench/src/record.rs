@@ -320,7 +320,7 @@ fn null_as_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Err
     Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 
-/// A metric's name, the new one of a metric that had another.
+/// A metric's name today, for metrics that had another name before.
 fn current_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let name = String::deserialize(deserializer)?;
     let renamed = OLD_NAMES.iter().find(|(old, _)| *old == name);
@@ -330,7 +330,7 @@ fn current_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D:
 /// Writes the records as a JSON list, one record a line.
 ///
 /// # Errors
-/// If the file cannot be written; one that was there stays as it was.
+/// If the file cannot be written. A file that was there stays as it was.
 pub(crate) fn write_json(path: &Path, records: &[Record]) -> anyhow::Result<()> {
     let written = replace(path, |mut file| {
         for (i, record) in records.iter().enumerate() {
@@ -345,8 +345,8 @@ pub(crate) fn write_json(path: &Path, records: &[Record]) -> anyhow::Result<()> 
 /// The forms of a file of records.
 const HINT: &str = "this takes files that `--json` writes, or the scripts in `peers`";
 
-/// Reads a JSON list of records, or records one after the other, as a run that ended early leaves
-/// them: there, a last one that is cut off is left out.
+/// Reads a JSON list of records, or records one after the other. A run that ended early leaves the
+/// second form: a last record that is cut off is then left out.
 ///
 /// # Errors
 /// If the file cannot be read or does not hold records.
@@ -406,9 +406,9 @@ pub(crate) fn mean(records: &[&Record]) -> Option<f64> {
     Some(if geometric { mean.exp() } else { mean })
 }
 
-/// The mean of one metric over whole runs: the records of single layers or positions count only
-/// where there is no record of the whole, and records of single heads where there is none of their
-/// layers.
+/// The mean of one metric over whole runs. Records of single layers or positions count only where
+/// no record of the whole run exists. Records of single heads count only where no record of their
+/// layer exists.
 pub(crate) fn summary(records: &[&Record], metric: &str) -> Option<f64> {
     let depth = |r: &Record| match &r.case {
         Case { head: Some(_), .. } => 2,

@@ -25,7 +25,8 @@ enum LogFile {
     Open(Partial),
     /// Its last record could not be written; the records before it are whole.
     Stopped(Partial),
-    /// The records go to no file, or to one that is none, or the log cannot be written.
+    /// There is no log: the records go to no file, or to a pipe or device, or the log cannot be
+    /// written.
     None,
 }
 
@@ -58,8 +59,8 @@ impl RecordLog {
         self.all.push(record);
     }
 
-    /// Writes the file, and removes the one that stood for it. The records come back in any case,
-    /// beside the error of a file that cannot be written; the log stays then.
+    /// Writes the file of records, and removes the log. The records come back in any case. Where
+    /// the file cannot be written, its error comes back beside them, and the log stays.
     pub(crate) fn finish(mut self) -> (Vec<Record>, anyhow::Result<()>) {
         let saved = match &self.target {
             Some(target) => write_json(target, &self.all),
@@ -111,7 +112,7 @@ impl LogFile {
 }
 
 impl Partial {
-    /// `FILE.partial`, or with a number before the ending where another run is writing that one.
+    /// `FILE.partial`. Where another run is writing that file, a number stands before the ending.
     fn beside(target: &Path) -> std::io::Result<Self> {
         let mut others = 0;
         loop {

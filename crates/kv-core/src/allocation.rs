@@ -133,33 +133,6 @@ impl HeadAllocation {
     }
 }
 
-/// kvpress's PyramidKV budgets, window included: float arithmetic, halves rounded to even, and one
-/// budget for all layers where the pyramid does not fit between window and prompt.
-///
-/// `kept` is the share of the prompt's `tokens` that is kept.
-pub fn kvpress_pyramid(
-    layers: usize,
-    tokens: usize,
-    kept: f64,
-    window: usize,
-    beta: f64,
-) -> Vec<usize> {
-    let (tokens, window) = (tokens as f64, window as f64);
-    let capacity = window + tokens * kept;
-    let mut least = (capacity - window) / beta;
-    let mut most = (capacity - window) * 2.0 - least;
-    if most >= tokens - window {
-        most = tokens - window;
-        least = (capacity - window) * 2.0 - most;
-    }
-    if !(tokens >= most && most >= least && least >= window) {
-        return vec![((tokens * kept).round_ties_even() as usize).max(1); layers];
-    }
-    // One layer has no line to fall on: it takes the line's beginning.
-    let step = if layers > 1 { (most - least) / (layers as f64 - 1.0) } else { 0.0 };
-    (0..layers).map(|layer| (most - layer as f64 * step).round_ties_even() as usize).collect()
-}
-
 /// Scales `shares` so that they sum to `total` within `floor..=cap` each, and rounds them: floors
 /// first, then the largest fractions, ties to the lower index. The sum is exact (or `cap` for every
 /// entry, if the caps together are below the total).

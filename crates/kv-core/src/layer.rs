@@ -158,7 +158,7 @@ impl LayerCache {
     ///
     /// # Errors
     /// [`Error::Shape`] for another length.
-    pub fn set_log_weights(&mut self, log_weights: Tensor<1>) -> Result<()> {
+    fn set_log_weights(&mut self, log_weights: Tensor<1>) -> Result<()> {
         expect_shape("log_weights", &log_weights.dims(), &[self.slots()])?;
         self.options.weighted = true;
         self.log_weights = Some(log_weights);

@@ -54,6 +54,11 @@ impl SlotLayout {
         &self.capacities
     }
 
+    /// The largest capacity of a head range; 0 without any.
+    pub fn most_capacity(&self) -> usize {
+        self.capacities.iter().max().copied().unwrap_or_default()
+    }
+
     /// The number of live slots of each head range, `[B * Hkv]`.
     pub fn lengths(&self) -> &[usize] {
         &self.lengths

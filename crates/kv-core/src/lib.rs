@@ -18,7 +18,7 @@ mod selection;
 mod store;
 mod tensors;
 
-pub use allocation::{HeadAllocation, LayerAllocation, apportion, kvpress_pyramid};
+pub use allocation::{HeadAllocation, LayerAllocation, apportion};
 pub use budget::Budget;
 pub use cache::{KvCache, Mirror, Origin};
 pub use counted::counted;

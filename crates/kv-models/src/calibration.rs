@@ -8,7 +8,7 @@ use kv_core::read_f32;
 use kv_policies::{ChannelStatistic, Needs, by_importance};
 use serde::{Deserialize, Serialize};
 
-use crate::{FisherError, Model, ModelError, PrefillPass, Result, TextWindows};
+use crate::{Model, ModelError, PrefillPass, Result, TextWindows, measured};
 
 /// The file's name beside a model's own.
 const FILE: &str = "channels.json";
@@ -84,13 +84,9 @@ impl Calibration {
     /// The path of a model's calibration: `channels.json` in its local folder.
     ///
     /// # Errors
-    /// [`FisherError::NoFolder`] for models without a local folder.
+    /// [`crate::FisherError::NoFolder`] for models without a local folder.
     pub fn beside(model: &str) -> Result<PathBuf> {
-        let folder = Path::new(model);
-        match folder.is_dir() {
-            true => Ok(folder.join(FILE)),
-            false => Err(FisherError::NoFolder { model: model.into(), file: FILE }.into()),
-        }
+        measured::beside(model, FILE)
     }
 
     /// Reads a file.
@@ -117,8 +113,6 @@ impl Calibration {
     /// # Errors
     /// [`ModelError::Io`].
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
-        let path = path.as_ref();
-        let write = || std::fs::write(path, serde_json::to_string(self)? + "\n");
-        write().map_err(|source| ModelError::io(path, source))
+        measured::write(path.as_ref(), serde_json::to_string(self))
     }
 }

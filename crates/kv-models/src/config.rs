@@ -105,7 +105,8 @@ pub enum RopeScaling {
         truncate: bool,
     },
     /// Dynamic NTK: sequences beyond the trained context have a larger base, which grows with
-    /// their length. See [`crate::inverse_frequencies_of`].
+    /// their length. Beyond `L` trained tokens, the base is multiplied by
+    /// `(f tokens / L - (f - 1))^(D / (D - 2))` with the factor `f`.
     Dynamic {
         /// How far beyond the trained context sequences may reach.
         factor: f64,

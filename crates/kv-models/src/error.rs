@@ -1,12 +1,17 @@
 //! Everything that can go wrong on the host side of a model.
 
+mod fisher;
+mod hub;
+mod weights;
+
 use std::path::PathBuf;
 
 use kv_core::counted;
 
-use crate::fisher::FisherError;
-use crate::hub::error::HubError;
-use crate::weights::WeightsError;
+pub use fisher::FisherError;
+pub use hub::HubError;
+pub use weights::WeightsError;
+pub(crate) use weights::listed;
 
 /// Result of the functions of this crate.
 pub type Result<T, E = ModelError> = std::result::Result<T, E>;

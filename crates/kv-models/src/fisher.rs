@@ -1,6 +1,5 @@
 //! Fisher information of the key and value projections: how much each layer's cache matters.
 
-mod error;
 mod windows;
 
 use std::io::ErrorKind;
@@ -10,8 +9,8 @@ use burn::tensor::Tensor;
 use kv_core::{LayerAllocation, read_f32};
 use serde::{Deserialize, Serialize};
 
-use crate::{Model, ModelError, Result};
-pub use error::FisherError;
+use crate::error::{FisherError, ModelError, Result};
+use crate::{Model, measured};
 pub use windows::TextWindows;
 
 /// The file's name beside a model's own.
@@ -111,11 +110,7 @@ impl Fisher {
     /// # Errors
     /// [`FisherError::NoFolder`] for models without a local folder.
     pub fn beside(model: &str) -> Result<PathBuf> {
-        let folder = Path::new(model);
-        match folder.is_dir() {
-            true => Ok(folder.join(FILE)),
-            false => Err(FisherError::NoFolder { model: model.into(), file: FILE }.into()),
-        }
+        measured::beside(model, FILE)
     }
 
     /// Reads a file.
@@ -145,8 +140,6 @@ impl Fisher {
     /// # Errors
     /// [`ModelError::Io`].
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
-        let path = path.as_ref();
-        let write = || std::fs::write(path, serde_json::to_string_pretty(self)? + "\n");
-        write().map_err(|source| ModelError::io(path, source))
+        measured::write(path.as_ref(), serde_json::to_string_pretty(self))
     }
 }

@@ -1,16 +1,13 @@
 //! From a model's name to a folder with its files.
 
-pub(crate) mod error;
-
 use std::env;
 use std::path::{Path, PathBuf};
 
 use hf_hub::api::sync::{ApiBuilder, ApiError};
 use hf_hub::{Cache, Repo};
 
-use crate::error::{ModelError, Result};
+use crate::error::{HubError, ModelError, Result};
 use crate::weights;
-pub use error::HubError;
 
 const REQUIRED: [&str; 2] = ["config.json", "tokenizer.json"];
 const OPTIONAL: [&str; 4] = [

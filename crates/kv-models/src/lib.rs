@@ -8,6 +8,7 @@ mod fisher;
 mod generate;
 mod hub;
 mod llama;
+mod measured;
 mod model;
 mod output;
 mod presets;
@@ -21,19 +22,19 @@ mod weights;
 pub use calibration::Calibration;
 pub use chat::{ChatTemplate, Message};
 pub use config::{Architecture, ModelConfig, RopeScaling};
-pub use error::{ModelError, Result};
-pub use fisher::{Fisher, FisherError, LayerFisher, TextWindows};
+pub use error::{FisherError, HubError, ModelError, Result, WeightsError};
+pub use fisher::{Fisher, LayerFisher, TextWindows};
 pub use generate::{Event, Finish, Generated, Request, generate};
-pub use hub::{HubError, resolve};
+pub use hub::resolve;
 pub use llama::{KvGradients, Llama, PrefillPass, Prefilled};
 pub use model::{Model, model_names};
 pub use output::TextOutput;
 pub use presets::{PRESETS, preset};
-pub use rope::{inverse_frequencies, inverse_frequencies_of, rotary_table};
+pub use rope::inverse_frequencies;
 pub use sampling::Sampling;
 pub use session::{Decoder, Session};
 pub use tokenizer::{TextStream, Tokenizer};
-pub use weights::{Weights, WeightsError};
+pub use weights::Weights;
 
 /// Makes the examples of the workspace's README doc tests.
 #[cfg(doctest)]

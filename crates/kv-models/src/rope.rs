@@ -19,13 +19,12 @@ pub fn inverse_frequencies(config: &ModelConfig) -> Vec<f64> {
 
 /// The inverse frequencies of a sequence of `tokens` tokens, `[D / 2]`.
 ///
-/// They depend on the length under dynamic NTK alone. Beyond the trained context of `L` tokens, the
-/// base is multiplied by `(f tokens / L - (f - 1))^(D / (D - 2))` with the factor `f`. As in
+/// They depend on the length under dynamic NTK alone ([`RopeScaling::Dynamic`]). As in
 /// `transformers`, a key keeps the rotation that it was cached with. All of a prompt's tokens have
 /// the frequencies of the prompt's length. Each later token has the frequencies of the length that
 /// the sequence has with it. Unlike in `transformers`, a sequence changes the frequencies of no
 /// other sequence, neither in its batch nor later.
-pub fn inverse_frequencies_of(config: &ModelConfig, tokens: usize) -> Vec<f64> {
+pub(crate) fn inverse_frequencies_of(config: &ModelConfig, tokens: usize) -> Vec<f64> {
     let dim = config.head_dim as f64;
     let theta = match config.rope_scaling {
         RopeScaling::Dynamic { factor, original_max_positions } => {
@@ -84,7 +83,7 @@ fn interpolated(frequency: f64, factor: f64, kept: f64) -> f64 {
 /// Cosines and sines of the positions `0..positions` of tokens that follow each other one by one,
 /// in f32 (computed in f64 on the host). Under dynamic NTK, prompts beyond the trained context have
 /// other ones, by [`inverse_frequencies_of`] their length.
-pub fn rotary_table(config: &ModelConfig, positions: usize, device: &Device) -> RotaryTable {
+pub(crate) fn rotary_table(config: &ModelConfig, positions: usize, device: &Device) -> RotaryTable {
     let usual = inverse_frequencies(config);
     let trained = trained_context(config).unwrap_or(positions);
     let rows = (0..positions).map(|position| match position < trained {

@@ -1,7 +1,6 @@
 //! Weights from safetensors: one file, or shards with an index.
 
 mod decode;
-mod error;
 mod file;
 #[cfg(test)]
 mod tests;
@@ -16,8 +15,7 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorInfo;
 use serde::Deserialize;
 
-use crate::error::{ModelError, Result};
-pub use error::WeightsError;
+use crate::error::{ModelError, Result, WeightsError};
 use file::SafetensorsFile;
 
 /// Bytes of a tensor that are read at a time.

@@ -4,7 +4,7 @@ use std::fs;
 
 use burn::tensor::DType;
 use kv_core::read_f32;
-use kv_models::{Model, ModelConfig, ModelError, Session, inverse_frequencies_of};
+use kv_models::{Model, ModelConfig, ModelError, Session};
 use kv_policies::{RAW_QUERIES, build};
 use kv_testing::{devices, exact_devices};
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
@@ -78,25 +78,6 @@ fn folder(config: &Value) -> TempDir {
     });
     serialize_to_file(views, None, &folder.path().join("model.safetensors")).unwrap();
     folder
-}
-
-#[test]
-fn frequencies_and_factors_are_those_of_transformers() {
-    for (name, golden) in goldens() {
-        let config = ModelConfig::from_json(&golden["config"].to_string()).unwrap();
-        let (actual, expected) =
-            (config.rope_scaling.attention_factor(), golden["attention_factor"].as_f64().unwrap());
-        assert!((actual - expected).abs() < 1e-12, "{name}: {actual} {expected}");
-        for (tokens, expected) in golden["inverse_frequencies"].as_object().unwrap() {
-            let actual = inverse_frequencies_of(&config, tokens.parse().unwrap());
-            let expected = numbers(expected);
-            assert_eq!(actual.len(), expected.len());
-            for (pair, (actual, expected)) in actual.iter().zip(expected).enumerate() {
-                let difference = (actual / expected - 1.0).abs();
-                assert!(difference < 1e-5, "{name}, {tokens} tokens, pair {pair}: {difference}");
-            }
-        }
-    }
 }
 
 /// Prompts within the trained context and beyond it, then tokens one by one.

@@ -1,3 +1,6 @@
+//! One policy for prompts and another one for decode steps, as one policy: [`Combine::new`] says
+//! which pairs fit together.
+
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
@@ -111,7 +114,6 @@ impl Policy for Combine {
         let (prefill, decode) = (self.prefill.capabilities(), self.decode.capabilities());
         Capabilities {
             changes_prefill: prefill.changes_prefill,
-            prunes: prefill.prunes,
             changes_decode: decode.changes_decode,
             reads_other_layers: prefill.reads_other_layers || decode.reads_other_layers,
             compares_hidden: decode.compares_hidden,
@@ -122,6 +124,10 @@ impl Policy for Combine {
 
     fn target(&self) -> Option<f32> {
         self.decode.target()
+    }
+
+    fn block_of_sums(&self) -> Option<usize> {
+        self.decode.block_of_sums()
     }
 
     fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {

@@ -1,3 +1,5 @@
+//! The full cache: no compression. It keeps all tokens of a prompt, and its decode steps append.
+
 use std::sync::Arc;
 
 use kv_core::Selection;

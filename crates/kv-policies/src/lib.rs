@@ -14,7 +14,7 @@ mod registry;
 mod sampling;
 mod sketch;
 
-pub use certificates::depth_bounds::{KeyDrift, Recency, mass_bound};
+pub use certificates::depth_bounds::{KeyDrift, Recency};
 pub use certificates::eviction::{Certificate, certify};
 pub use combine::Combine;
 pub use compressed_attention::CompressedAttention;
@@ -58,4 +58,7 @@ pub use registry::{
 pub use sampling::{
     AnchorRule, BalanceKv, BalanceKvStream, Centring, OfficialList, OfficialWalk, Uniform,
 };
-pub use sketch::{KvReviver, KvReviverOptions, Sketch, SketchHead, SketchOptions, SketchedOutput};
+pub use sketch::{
+    KvReviver, KvReviverOptions, QuantizedHead, QuantizedReviver, QuantizedReviverOptions,
+    QuantizedTokens, Sketch, SketchHead, SketchOptions, SketchedOutput,
+};

@@ -358,7 +358,7 @@ fn golden_bounds_on_information() {
     let far = SharedStep { dropped: 0.1, distance: 1e6, key_norm: 1e3, scale: 0.1 };
     assert_eq!(far.dropped_by_odds(), 1.0);
     assert!(far.dropped_by_paper() > 1.0 && far.gap() > far.dropped_by_paper());
-    assert!((far.gap_at_most() - 2.0).abs() < 1e-12);
+    assert!((far.attention_change_at_most() - 2.0).abs() < 1e-12);
     for epsilon in [0.01f64, 0.3, 2.0] {
         let step = SharedStep { dropped: 0.1, distance: epsilon, key_norm: 1.0, scale: 1.0 };
         // Two tokens whose logits differ by epsilon one way, and then the other: the bound is met.
@@ -366,7 +366,7 @@ fn golden_bounds_on_information() {
         let change = 2.0 * (share(epsilon) - share(-epsilon));
         assert!((change - step.attention_change_at_most()).abs() < 1e-12);
         assert!(step.attention_change_at_most() <= epsilon);
-        assert!(4.0 * step.gap_at_most() <= step.gap() + 1e-12);
+        assert!(4.0 * step.attention_change_at_most() <= step.gap() + 1e-12);
         // Softmax of random logits never moves further.
         let mut numbers = Numbers::new(7);
         for _ in 0..200 {

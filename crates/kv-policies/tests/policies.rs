@@ -100,9 +100,10 @@ fn budgets_hold_in_prefill_and_decode() {
             // Entries of a sketch are a part of the budget.
             let entries = if cache.policy_state::<Sketch>().is_some() { 6 } else { 0 };
             let total = if keeps_all { TOKENS } else { 80 - entries };
-            // Without a limit PyramidInfer thins generated tokens, which have no budget. Streams
-            // grow by levels and fill the budget only now and then.
-            let streams = !keeps_all && !does.prunes && does.changes_decode && beyond.is_none();
+            // Without a limit PyramidInfer, which changes prefill, thins generated tokens, which
+            // have no budget. Streams grow by levels and fill the budget only now and then.
+            let limited = keeps_all || does.changes_prefill || beyond.is_some();
+            let streams = does.changes_decode && !limited;
             let slots = used(&cache);
             let least = if streams { 2 * total } else { 4 * total };
             assert!((least..=4 * total).contains(&slots), "{context}: {slots}");

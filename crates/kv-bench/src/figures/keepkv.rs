@@ -139,8 +139,8 @@ fn throughput_policies() -> Vec<Value> {
     ]
 }
 
-/// Records the share of a step that merging takes: one less the rate of each policy that merges
-/// over the rate of the eviction in it, at equal batches.
+/// Records the share of a step that merging takes: 1 less `r / e`, where `r` is the rate of a
+/// policy that merges, and `e` the rate of its eviction alone at this batch.
 fn record_merging_share(bench: &mut ModelBench<'_>, name: &str, size: &by_batch::Size, all: &Runs) {
     let of = |label: &str| all.iter().find(|(policy_run, _)| policy_run.label == label);
     for (merging, evictor) in
@@ -251,12 +251,18 @@ mod tests {
         assert!(of("h2o", apart, metric::LSE_ERROR) < -0.05);
         // One factor for all heads of a group is right for none.
         assert!(of("keepkv(h2o)", "made for the query", metric::QUERY_ERROR) > 1e-3);
-        for distance in ["1 step ahead", "8 steps ahead", "32 steps ahead"] {
-            for predictor in ["moving average", "cumulative mean", "sliding mean", "last score"] {
-                for metric in [metric::PREDICTION_MEDIAN, metric::PREDICTION_MEAN] {
-                    let value = of(predictor, distance, metric);
-                    assert!(value.is_finite() && value > 0.0, "{predictor}, {distance}: {value}");
-                }
+        // Scores fall as tokens age. A mean over more scores lags further behind, and every
+        // predictor is worse at 32 steps than at one.
+        let predictors = ["last score", "moving average", "sliding mean", "cumulative mean"];
+        let distances = ["1 step ahead", "8 steps ahead", "32 steps ahead"];
+        for metric in [metric::PREDICTION_MEDIAN, metric::PREDICTION_MEAN] {
+            for distance in distances {
+                let errors = predictors.map(|predictor| of(predictor, distance, metric));
+                assert!(errors.is_sorted_by(|a, b| a < b), "{metric}, {distance}: {errors:?}");
+            }
+            for predictor in predictors {
+                let [near, _, far] = distances.map(|distance| of(predictor, distance, metric));
+                assert!(near > 0.0 && near < far, "{metric} of {predictor}: {near}, then {far}");
             }
         }
         for id in ["lse-error", "query-error", "prediction-median", "prediction-mean"] {
@@ -383,9 +389,19 @@ mod tests {
         let (found, records, _) = perplexities("keepkv-lossless");
         assert_eq!(names(&found)[0], "full");
         assert_eq!(names(&found).last(), Some(&"keepkv"));
-        let error =
-            records.iter().find(|r| r.policy == "keepkv" && r.metric == metric::RELATIVE_ERROR);
-        assert!(error.is_some_and(|r| r.value > 0.0));
+        // Rebuilt before each step, merges are made for that step's query. Measured: the last
+        // task's divergence is 0.45 times as large as without rebuilds, and the last layer's error
+        // 0.35 times; earlier layers, whose attention is spread, differ little.
+        let of = |policy: &str, metric: &str| -> Vec<f64> {
+            let own = records.iter().filter(|r| r.policy == policy && r.metric == metric);
+            own.map(|r| r.value).collect()
+        };
+        for (metric, most) in [(metric::KL_DIVERGENCE, 0.8), (metric::RELATIVE_ERROR, 0.6)] {
+            let (rebuilt, merged) = (of("keepkv period=1", metric), of("keepkv", metric));
+            // Four tasks, and four layers.
+            assert_eq!([rebuilt.len(), merged.len()], [4, 4], "{metric}");
+            assert!(rebuilt[3] < most * merged[3], "{metric}: {rebuilt:?}, {merged:?} merged");
+        }
         let policy_run =
             PolicyRun::of(&json!({"policy": "keepkv", "budget": BUDGET, "period": 4})).unwrap();
         assert!(names(&found).contains(&policy_run.label.as_str()), "{found:?}");

@@ -90,9 +90,15 @@ mod tests {
             let [rate, step] = [metric::DECODE_TOKENS_PER_SECOND, metric::STEP_TIME]
                 .map(|name| of(policy, name)[..].try_into().unwrap())
                 .map(|[one]: [f64; 1]| one);
-            // The four sequences' mean rate is of the order of the last step's.
+            // Caches are at their limit, and their steps equal, from the third of eight points on:
+            // for 5 of 7 stretches, and at one end of a sixth stretch. The full cache's steps have
+            // their last length at one end of one stretch alone. Whatever the other steps cost, no
+            // mean rate of the four sequences can be further above the rate in the end. Points are
+            // whole tokens, which moves the bound by less than 1 %.
             let last = 4.0 / (step * 1e-3);
-            assert!((0.1..10.0).contains(&(rate / last)), "{policy}: {rate}, in the end {last}");
+            let most = if policy == "full" { 7.0 / 0.5 } else { 7.0 / 5.5 };
+            let above = rate / last;
+            assert!(above > 0.0 && above < 1.01 * most, "{policy}: {rate}, in the end {last}");
         }
         let [full, own] = ["full", "longflow"].map(|policy| of(policy, metric::BYTES_ALLOCATED)[0]);
         assert!(own < 0.25 * full, "{own} of {full} bytes are allocated");

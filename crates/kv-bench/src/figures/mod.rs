@@ -58,7 +58,7 @@ pub(crate) struct Figure {
     memory_gib: Option<f64>,
     /// Whether its sizes are out of a CPU's reach.
     wants_gpu: bool,
-    /// Whether it is in f32 whatever the device.
+    /// Whether the figure is measured in f32 on every device.
     single_precision: bool,
     /// How it is measured.
     measurement: Measurement,
@@ -86,24 +86,25 @@ enum Measurement {
 /// The model that a figure runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ModelChoice {
-    /// None: it measures bare tensors.
+    /// No model: the figure measures bare tensors.
     None,
-    /// The one that `--model` names.
+    /// The model that `--model` names.
     Any,
-    /// The one that `--model` names; without it this one, but in the quick form.
+    /// The model that `--model` names. Without `--model` it is this model; in the quick form, the
+    /// default model.
     AnyOr(&'static str),
-    /// This one, but in the quick form; `--model` is refused.
+    /// This model; in the quick form, the default model. `--model` is refused.
     Only(&'static str),
 }
 
 /// The policies that `--policy` may name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PolicyChoice {
-    /// None of them.
+    /// No policies: `--policy` is refused.
     Fixed,
-    /// Some of the figure's own.
+    /// Some of the figure's own policies.
     Names,
-    /// Some of the figure's own, and configurations besides.
+    /// Some of the figure's own policies, and other configurations.
     Configurations,
 }
 
@@ -316,7 +317,7 @@ impl Figure {
         format!("{}: {}", self.name, self.measures)
     }
 
-    /// The model that it runs, given the one that is asked for.
+    /// The model that the figure runs, where `--model` names the model `asked`.
     fn model<'a>(&self, asked: &'a str, quick: bool) -> &'a str {
         match self.model {
             ModelChoice::Only(name) if !quick => name,
@@ -329,7 +330,7 @@ impl Figure {
         matches!(self.model, ModelChoice::Any | ModelChoice::AnyOr(_))
     }
 
-    /// Its questions and budgets, where it has any.
+    /// The figure's questions and budgets, if it has any.
     fn quality(&self) -> Option<&Quality> {
         match &self.measurement {
             Measurement::Quality(quality) => Some(quality),

@@ -351,7 +351,7 @@ fn fig7_policies(budget: usize) -> Vec<Value> {
     configs
 }
 
-/// CIS, and CIS* as in the paper, by how many bring their neighbours along.
+/// CIS, and CIS* as in the paper, by the number of tokens whose neighbours are read too.
 fn fig8_policies(budget: usize) -> Vec<Value> {
     let of = |name: &str| {
         let cis = |dilated: f64, radius: usize| {

@@ -2,13 +2,12 @@
 
 mod fisher_layers;
 
-use std::any::Any;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use kv_core::Budget;
 use kv_policies::{
-    Cis, Composition, Cpe, Description, KvReviver, POLICIES, Policy, build, build_named, describe,
+    Composition, Description, POLICIES, Policy, Treatment, build, build_named, describe,
     leaves_budget_open, with_budget,
 };
 use serde_json::{Value, json};
@@ -29,6 +28,8 @@ pub(crate) struct PolicyRun {
     pub(crate) policy: Arc<dyn Policy>,
     /// The file that its channels were read from.
     pub(crate) channels: Option<String>,
+    /// The policy's treatment of slots.
+    pub(crate) treatment: Option<Treatment>,
 }
 
 impl Common {
@@ -46,7 +47,7 @@ impl Common {
         }
     }
 
-    /// Every policy at these budgets, whatever the arguments say of them.
+    /// Every policy at these budgets. `--budget` does not count.
     ///
     /// # Errors
     /// As [`Self::policy_runs`].
@@ -91,8 +92,9 @@ impl Common {
         Ok(policy_runs)
     }
 
-    /// The table's own policies that `--policy` names, with whatever options; all of them without
-    /// it. A policy around another is named by both, as in the table.
+    /// The table's own policies that `--policy` names, whatever their options; without `--policy`,
+    /// all of the table's own policies. A policy around another policy is named by both names, as
+    /// in the table.
     ///
     /// # Errors
     /// For names that the table does not have.
@@ -103,8 +105,8 @@ impl Common {
         }
     }
 
-    /// [`Self::select`] among configurations of which the first is the full cache's, which always
-    /// runs, first of all.
+    /// [`Self::select`] among configurations. The first configuration is the full cache's; the full
+    /// cache always runs, before all other policies.
     ///
     /// # Errors
     /// As [`Self::select`], and for configurations that the registry refuses.
@@ -127,8 +129,8 @@ impl Common {
         Ok(chosen)
     }
 
-    /// [`Self::select`], behind the full cache, with the configurations that `--policy` holds
-    /// besides names: at `budgets` where they leave theirs open.
+    /// The full cache, then the policies of [`Self::select`], then the configurations in
+    /// `--policy`. A configuration without a budget runs at each of `budgets`.
     ///
     /// # Errors
     /// As [`Self::select`] and [`Self::build_runs`].
@@ -215,9 +217,13 @@ impl PolicyRun {
     /// A policy, and the configuration that it was built from as the user wrote it.
     fn written(policy: Arc<dyn Policy>, config: &Value) -> anyhow::Result<Self> {
         let described = describe(&*policy, config)?;
-        let channels = described.options.get("channels").and_then(Value::as_str);
-        let (channels, budget) = (channels.map(Into::into), described.budget.map(as_number));
-        Ok(Self { label: label(&described), budget, policy, channels })
+        Ok(Self {
+            label: label(&described),
+            budget: described.budget.map(as_number),
+            policy,
+            channels: described.channels_file().map(Into::into),
+            treatment: described.treatment,
+        })
     }
 
     /// The label and budget, by which records name it.
@@ -233,31 +239,10 @@ impl PolicyRun {
         configs.iter().map(Self::of).collect()
     }
 
-    /// Slots that it holds or reads behind a prompt of so many tokens, if it has a budget: a
-    /// combination has the slots of its decode steps.
+    /// Slots that the policy holds or reads behind a prompt of `prompt` tokens; `None` without a
+    /// budget. Of a combination, the slots of the policy that decodes.
     pub(crate) fn tokens(&self, prompt: usize) -> Option<usize> {
         Some(self.policy.budget()?.resolve(prompt))
-    }
-
-    /// Tokens that share an entry of its sketch behind a prompt of so many tokens, if it keeps one
-    /// ([`KvReviver::sketch_load`]).
-    pub(crate) fn sketch_load(&self, prompt: usize) -> Option<f64> {
-        self.decoding().downcast_ref::<KvReviver>()?.sketch_load(prompt)
-    }
-
-    /// Tokens of a block whose steps share sets of one size, each of the highest sums over a
-    /// group's heads ([`Cis::block_of_sums`]).
-    pub(crate) fn block_of_sums(&self) -> Option<usize> {
-        let policy = self.decoding();
-        policy.downcast_ref::<Cis>().or(policy.downcast_ref().map(Cpe::cis))?.block_of_sums()
-    }
-
-    /// The policy of decode steps.
-    fn decoding(&self) -> &dyn Any {
-        match self.policy.composition() {
-            Composition::Combined { decode, .. } => decode,
-            _ => &*self.policy,
-        }
     }
 }
 
@@ -269,8 +254,8 @@ fn as_number(budget: Budget) -> f64 {
     }
 }
 
-/// Its name and the options that differ from the defaults, `a + b` for a combination, `a(b)` for a
-/// policy around another.
+/// A policy's name, and its options that differ from the defaults. A combination has the label
+/// `a + b`, a policy around another policy the label `a(b)`.
 fn label(described: &Description) -> String {
     if let Some([prefill, decode]) = described.combined.as_deref() {
         let own = decode.budget.filter(|own| prefill.budget.is_some_and(|other| other != *own));
@@ -282,15 +267,14 @@ fn label(described: &Description) -> String {
     format!("{}{}{}", described.name, inner.unwrap_or_default(), options.collect::<String>())
 }
 
-/// The label of the policy that KeepKV is around, given the label of KeepKV with no options of its
-/// own.
-pub(crate) fn inside_keepkv(label: &str) -> Option<String> {
-    let inner = label.strip_prefix("keepkv(").and_then(|rest| rest.strip_suffix(')'));
-    if inner.is_some() {
-        return inner.map(Into::into);
+/// The label of the policy that `outer` is around, given the label of `outer`; `None` where `outer`
+/// has options of its own.
+pub(crate) fn inner_label(outer: &str, label: &str) -> Option<String> {
+    let rest = label.strip_prefix(outer)?;
+    if let Some(inner) = rest.strip_prefix('(').and_then(|rest| rest.strip_suffix(')')) {
+        return Some(inner.into());
     }
-    let default =
-        (label == "keepkv").then(|| build_named(label, Budget::Ratio(0.5)).ok()).flatten()?;
+    let default = rest.is_empty().then(|| build_named(outer, Budget::Ratio(0.5)).ok()).flatten()?;
     match default.composition() {
         Composition::Around { inner, .. } => Some(inner.name().into()),
         _ => None,
@@ -421,7 +405,7 @@ mod tests {
 
     #[test]
     fn entries_of_sketches_are_shared_by_tokens() {
-        let load = |config| PolicyRun::of(&config).unwrap().sketch_load(2_000);
+        let load = |config| PolicyRun::of(&config).unwrap().policy.sketch_load(2_000);
         // 300 slots keep tokens as they are; 200 entries in 2 buckets stand for the other 1,700.
         let options = json!({"policy": "kvreviver", "budget": 0.25, "buckets": 2, "vague": 0.4,
             "candidate": 0.3, "recent": 0.3});

@@ -13,7 +13,8 @@ pub(crate) struct Series {
     pub(crate) policy: Option<usize>,
     /// The policy's name.
     pub(crate) name: String,
-    /// Its points by x. One without an x holds everywhere, as the full cache does for budgets.
+    /// Its points by x. A point without an x holds everywhere, such as the full cache's at all
+    /// budgets.
     pub(crate) points: Vec<(Option<f64>, f64)>,
 }
 

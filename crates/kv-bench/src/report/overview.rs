@@ -28,9 +28,9 @@ const COLUMNS_ARE: [&str; 4] = [
     "decode: tokens generated in a second",
 ];
 
-/// A row a family: at the smallest budget that most policies ran at, the one with most right
-/// answers, and of policies with equally many the one closest to the full cache. `None` where no
-/// family ran.
+/// A row a family: its policy with most right answers at the smallest budget that most policies ran
+/// at. Of policies with equally many right answers, the policy closest to the full cache stands in
+/// the row. `None` where no family ran.
 pub(crate) fn table(records: &[Record]) -> Option<Table> {
     let records: Vec<&Record> = records.iter().collect();
     let setups = by_setup(&records);

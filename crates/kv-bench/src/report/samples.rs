@@ -57,7 +57,7 @@ fn source(records: &[&Record]) -> Option<String> {
     (!sources.is_empty()).then(|| sources.join(" and "))
 }
 
-/// A warning where another model than theirs ran the embedded prompts.
+/// A warning where the embedded prompts ran on another model than the model that they are made for.
 fn foreign(records: &[&Record]) -> String {
     match records.iter().any(|r| r.model != EMBEDDED_FOR) {
         true => format!(" (made for {EMBEDDED_FOR}, not for this model)"),

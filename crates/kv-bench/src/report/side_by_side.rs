@@ -1,7 +1,10 @@
 //! Policies with and without KeepKV around them.
 
+use kv_policies::KeepKv;
+
+use crate::families;
 use crate::format::{self, info};
-use crate::policy_runs::inside_keepkv;
+use crate::policy_runs::inner_label;
 use crate::record::{Record, group_by, is_full, metric, summary};
 use crate::table::{Column, Row, Table};
 
@@ -19,12 +22,16 @@ pub(super) fn tables(records: &[&Record]) -> Vec<Table> {
     let names = group_by(records.iter().copied(), |r| r.policy.as_str());
     let names: Vec<&str> = names.into_iter().map(|(name, _)| name).collect();
     let around = |name: &str| {
-        names.iter().copied().find(|other| inside_keepkv(other).as_deref() == Some(name))
+        names
+            .iter()
+            .copied()
+            .find(|other| inner_label(KeepKv::NAME, other).as_deref() == Some(name))
     };
     let pairs: Vec<(&str, Option<&str>)> = names.iter().map(|&name| (name, around(name))).collect();
     let wrapped = |name: &str| pairs.iter().any(|(_, around)| *around == Some(name));
     // KeepKV's other options have rows in other tables.
-    let alone = |(name, _): &(&str, _)| !wrapped(name) && !name.starts_with("keepkv");
+    let alone =
+        |(name, _): &(&str, _)| !wrapped(name) && families::first_policy(name) != KeepKv::NAME;
     let rows: Vec<_> = pairs.iter().copied().filter(alone).collect();
     if rows.iter().filter(|(_, around)| around.is_some()).count() < 2 {
         return Vec::new();

@@ -38,7 +38,7 @@ impl Size {
     /// The size within a model's positions.
     ///
     /// # Errors
-    /// Where the model has too few of them.
+    /// Where the model has too few positions.
     fn within(self, positions: usize) -> anyhow::Result<Self> {
         let context = self.context.min(positions);
         ensure!(context > 2 * (WARM_UP + self.steps), "the model has too few positions");

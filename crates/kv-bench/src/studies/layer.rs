@@ -15,8 +15,8 @@ use crate::bench::ModelBench;
 use crate::options::PaperOptions;
 use crate::prompts::{Prompts, Wanted};
 
-/// The prompts of a figure of single layers, and their tokens: the longest unless lengths are asked
-/// for, `limit` of them unless another number is, each longer than two `window`s.
+/// The prompts of a figure of single layers, and their tokens. Without `--lengths`, the longest
+/// prompts are taken; without `--limit`, `limit` prompts. Each is longer than two `window`s.
 ///
 /// # Errors
 /// Where a file has no such prompt.

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use kv_models::{Sampling, Session};
-use kv_policies::{Treatment, entry};
+use kv_policies::Treatment;
 use serde_json::json;
 
 use super::SUITE;
@@ -70,10 +70,8 @@ pub(crate) fn run(
     let policy_runs = PolicyRun::all(&configs)?;
     let mut runs = Vec::new();
     for policy_run in bench.common.select(policy_runs)? {
-        let policy = &policy_run.policy;
-        let overwrites =
-            entry(policy.name()).is_some_and(|entry| entry.treatment == Some(Treatment::Overwrite));
-        let (limit, window) = match policy.budget() {
+        let overwrites = policy_run.treatment == Some(Treatment::Overwrite);
+        let (limit, window) = match policy_run.policy.budget() {
             None => (size.input + size.output, WINDOW),
             Some(_) if overwrites => (size.budget, WINDOW),
             Some(_) => (size.budget, WINDOW.max(size.interval)),
@@ -182,12 +180,30 @@ fn time(bench: &ModelBench<'_>, size: &Size, run: &Run, batch: usize) -> anyhow:
         points.push((generated, clock.elapsed().as_secs_f64() / run.window as f64));
         session = decoder.into_session()?;
     }
+    let rate = (batch * size.output) as f64 / seconds(&points);
+    let peak = bench.device.memory_pool_usage().map(|usage| usage.bytes_reserved as f64);
+    let step = points.last().map_or(0.0, |(_, seconds)| *seconds);
+    Ok(Measured { rate, step, allocated: memory.allocated as f64, peak })
+}
+
+/// The time of all steps, where `points` holds generated tokens and the time of a step behind them.
+/// A step's time is linear between two points.
+fn seconds(points: &[(usize, f64)]) -> f64 {
     let area = points.windows(2).map(|pair| {
         let [(from, a), (to, b)] = [pair[0], pair[1]];
         (to - from) as f64 * (a + b) / 2.0
     });
-    let rate = (batch * size.output) as f64 / area.sum::<f64>();
-    let peak = bench.device.memory_pool_usage().map(|usage| usage.bytes_reserved as f64);
-    let step = points.last().map_or(0.0, |(_, seconds)| *seconds);
-    Ok(Measured { rate, step, allocated: memory.allocated as f64, peak })
+    area.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::seconds;
+
+    #[test]
+    fn step_times_are_integrated_over_the_output() {
+        assert_eq!(seconds(&[(0, 1.0), (10, 3.0)]), 20.0);
+        // Unequal stretches, and a cache at its limit from the second point on.
+        assert_eq!(seconds(&[(0, 1.0), (4, 3.0), (10, 3.0)]), 26.0);
+    }
 }

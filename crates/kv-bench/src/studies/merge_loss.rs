@@ -41,7 +41,7 @@ const BUDGET: f64 = 0.2;
 /// The rules by which KeepKV merges keys.
 const KEYS: [&str; 4] = ["paper", "additive", "votes", "mean"];
 
-/// Of one policy, over prompts, layers and heads.
+/// The sums of one policy, over prompts, layers and heads.
 #[derive(Clone, Copy, Default)]
 struct Sums {
     lse_error: f64,

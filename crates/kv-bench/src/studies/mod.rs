@@ -3,7 +3,6 @@
 pub(crate) mod attention_error;
 pub(crate) mod block_size;
 pub(crate) mod by_batch;
-pub(crate) mod certificates;
 mod layer;
 pub(crate) mod long_output_speed;
 pub(crate) mod merge_loss;

@@ -29,9 +29,9 @@ enum Predictor {
     EmaAbsoluteStep,
     /// The mean of all scores, as in policies that accumulate them.
     Cumulative,
-    /// The mean of the last [`WIDTH`].
+    /// The mean of the last [`WIDTH`] scores.
     Sliding,
-    /// The last one.
+    /// The last score.
     Last,
 }
 
@@ -45,9 +45,9 @@ const PREDICTORS: [(Predictor, &str); 5] = [
 
 /// A slot's scores so far.
 struct History<'a> {
-    /// Since its token came, the latest last.
+    /// The scores since its token came, the latest score last.
     scores: &'a [f64],
-    /// How many of the latest ones a moving average has seen.
+    /// The number of latest scores that a moving average has seen.
     seen: usize,
     /// Tokens of the text so far.
     step: usize,

@@ -130,7 +130,7 @@ impl Stream {
     }
 }
 
-/// Of a straight line through points.
+/// The slope of a straight line through points.
 fn slope(points: &[(f64, f64)]) -> f64 {
     let count = points.len() as f64;
     let (x, y) = points.iter().fold((0.0, 0.0), |sum, point| (sum.0 + point.0, sum.1 + point.1));

@@ -1,5 +1,5 @@
-//! Several questions in one conversation: a prompt is compressed with the first of them in sight,
-//! and later ones ask for facts that it had no use for.
+//! Several questions in one conversation. The first question is in sight when the prompt is
+//! compressed; later questions ask for facts that the first question had no use for.
 
 use std::sync::Arc;
 
@@ -106,8 +106,8 @@ fn conversation(prompt: &Prompt) -> Option<Vec<Fact>> {
     Some(std::iter::once(first).chain(others).collect())
 }
 
-/// How every policy answers each question. The full cache, the first of the policies, is the one
-/// that answers diverge from.
+/// How every policy answers each question. Divergences are from the full cache, which is the first
+/// of the policies.
 fn converse(
     bench: &ModelBench<'_>,
     policy_runs: &[PolicyRun],

@@ -79,7 +79,7 @@ struct Run<'a> {
 #[derive(Clone)]
 struct Answer {
     tokens: Vec<u32>,
-    /// The logits before each of them, `[N, V]`.
+    /// The logits before each token, `[N, V]`.
     rows: Vec<f32>,
 }
 

@@ -47,9 +47,9 @@ impl Footprint {
     }
 }
 
-/// Batches up to the one that should fit: powers of two below half of it, and then an eighth of it
-/// more at a time. Nothing is to be measured behind a batch that does not fit, as the device's pool
-/// keeps pages of the size that it needed.
+/// Batches up to the batch that should fit: powers of two below half of that batch, and then steps
+/// of an eighth of it. Nothing may be measured behind a batch that does not fit, as the device's
+/// pool keeps pages of the size that the batch needed.
 pub(crate) fn growing(most: usize) -> Vec<usize> {
     let powers = std::iter::successors(Some(1), |batch| Some(2 * batch));
     let mut batches: Vec<usize> = powers.take_while(|batch| 2 * batch < most).collect();
@@ -59,8 +59,8 @@ pub(crate) fn growing(most: usize) -> Vec<usize> {
     batches
 }
 
-/// Batches from the one that should fit downwards, each a sixteenth less: where one measurement
-/// takes long, the first that fits is enough.
+/// Batches from the batch that should fit downwards, each a sixteenth smaller. Where a measurement
+/// takes long, the first batch that fits is enough.
 pub(crate) fn shrinking(most: usize) -> Vec<usize> {
     let next = |batch: &usize| (*batch > 1).then(|| (batch * 15 / 16).max(1));
     std::iter::successors(Some(most), next).collect()

@@ -3,7 +3,7 @@
 
 use anyhow::ensure;
 
-/// What next-token distributions say of an answer whose tokens are fed one by one.
+/// The verdict of next-token distributions on an answer whose tokens are fed one by one.
 pub(crate) struct Judged {
     /// The most likely token before each token of the answer.
     pub(crate) best: Vec<u32>,

@@ -26,8 +26,8 @@ const SUITE: &str = "quality";
 /// Tokens of a bucket of positions.
 const BUCKET: usize = 64;
 const TASK: &str = "perplexity";
-/// Cost of a bucket that is decoded token by token, over the cost of one that is fed at once: a
-/// ratio measured on CPUs, by which progress is weighed.
+/// The cost of a bucket that is decoded token by token, over the cost of a bucket that is fed at
+/// once. The ratio was measured on CPUs; progress is weighed by it.
 const TOKEN_BY_TOKEN: usize = 8;
 
 /// A text, its context to be compressed.

@@ -48,8 +48,8 @@ pub(crate) fn reads_of(session: &Session<'_>) -> anyhow::Result<Reads> {
     reads.map(|reads| Ok(reads?.unwrap_or_default())).sum()
 }
 
-/// Records how often heads retrieved and how much they read, of policies that read less than they
-/// keep.
+/// Records, of policies that read less than they keep, the share of heads that retrieved and the
+/// tokens that they read.
 pub(crate) fn record_reads(
     bench: &mut ModelBench<'_>,
     suite: &str,
@@ -64,7 +64,8 @@ pub(crate) fn record_reads(
     }
 }
 
-/// Tokens of all heads, and how many of them slots vote for, of caches whose slots have votes.
+/// The tokens of all heads, and the number of tokens that slots vote for, in caches whose slots
+/// have votes.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Votes {
     tokens: u64,

@@ -19,9 +19,9 @@ const TASK: &str = "prefill-perplexity";
 /// Tokens whose logits are on the host at a time.
 const CHUNK: usize = 256;
 
-/// Prefills every text, context and continuation together, as the model does it and as each policy
-/// does that changes prefill. Policies that prune tokens are left out, and told: pruned tokens
-/// predict nothing.
+/// Prefills every text, context and continuation together: once as the model computes it, and once
+/// under each policy that changes prefill. Policies that prune tokens are left out with a note, as
+/// pruned tokens predict nothing.
 ///
 /// # Errors
 /// Where a policy refuses, and for NaN in the model's output.

@@ -129,7 +129,7 @@ fn time(
     Ok(memory)
 }
 
-/// Prompts whose tokens differ from row to row; which ones they are does not matter.
+/// Prompts whose tokens differ from row to row. The tokens themselves do not matter.
 pub(crate) fn varied_prompts(bench: &ModelBench<'_>, batch: usize, length: usize) -> Vec<Vec<u32>> {
     let vocabulary = bench.model.config().vocab_size as u32;
     let token = |row: u32, at: u32| (at * 7_919 + row * 104_729 + 11) % vocabulary;

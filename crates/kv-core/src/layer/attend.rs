@@ -24,27 +24,14 @@ impl LayerCache {
     pub fn attend(
         &self,
         query: Tensor<3>,
-        options: DecodeAttentionOptions,
-    ) -> Result<AttentionOutput> {
-        self.attend_weighted(query, self.log_weights.clone(), options)
-    }
-
-    /// [`Self::attend`] with other log-weights `[S]` than the cache's own, such as −∞ for slots
-    /// that a policy does not read.
-    ///
-    /// # Errors
-    /// The errors of [`decode_attention`].
-    pub fn attend_weighted(
-        &self,
-        query: Tensor<3>,
-        log_weights: Option<Tensor<1>>,
         mut options: DecodeAttentionOptions,
     ) -> Result<AttentionOutput> {
-        options.longest = options.longest.or(self.layout.capacities().iter().max().copied());
+        options.longest = options.longest.or(Some(self.layout.most_capacity()));
         options.numerator_weights =
             options.numerator_weights.or_else(|| self.track(NUMERATORS).cloned());
         let (keys, values) = (self.keys.clone(), self.values.clone());
-        Ok(decode_attention(query, keys, values, log_weights, &self.ranges, options)?)
+        let weights = self.log_weights.clone();
+        Ok(decode_attention(query, keys, values, weights, &self.ranges, options)?)
     }
 
     /// The first slot of each head's window, `[B, Hkv]`, as [`kv_kernels::SlotView::Window`] takes
@@ -92,7 +79,7 @@ impl LayerCache {
             self.log_weights.clone(),
             &ranges,
             DecodeAttentionOptions {
-                longest: self.layout.capacities().iter().max().copied(),
+                longest: Some(self.layout.most_capacity()),
                 numerator_weights: self.track(NUMERATORS).cloned(),
                 ..Default::default()
             },

@@ -1,4 +1,7 @@
 //! Writing tokens into slots: a prompt's tokens, and appended ones.
+//!
+//! A token that overwrites a slot is not written here. `WriteSlots` of `kv-policies`
+//! (`policy/write_slots.rs`) chooses that slot a step before, and writes the token.
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_kernels::{HeadLayout, Placement, SlotSource, copy_slots, reset_last, write_heads};

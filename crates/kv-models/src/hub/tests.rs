@@ -5,8 +5,8 @@ use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use super::{Hub, HubError, is_hub_id, resolve};
-use crate::error::ModelError;
+use super::{Hub, is_hub_id, resolve};
+use crate::error::{HubError, ModelError};
 
 const MODEL: &str = "org/name";
 const COMMIT: &str = "0123abc";

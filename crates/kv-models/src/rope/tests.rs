@@ -1,6 +1,8 @@
 use burn::tensor::{Device, Tensor};
 
-use super::{inverse_frequencies, rotary_table};
+use serde_json::Value;
+
+use super::{inverse_frequencies, inverse_frequencies_of, rotary_table};
 use crate::config::{ModelConfig, RopeScaling};
 use crate::presets::preset;
 
@@ -56,6 +58,35 @@ fn angles_of_every_position() {
             let at = position * 3 + pair;
             assert!((f64::from(cos[at]) - angle.cos()).abs() < 1e-7);
             assert!((f64::from(sin[at]) - angle.sin()).abs() < 1e-7);
+        }
+    }
+}
+
+/// Numbers of transformers: `fixtures/rope.py` made them.
+const GOLDEN: [(&str, &str); 5] = [
+    ("yarn", include_str!("../../../../fixtures/rope-yarn.json")),
+    ("yarn-options", include_str!("../../../../fixtures/rope-yarn-options.json")),
+    ("yarn-attention-factor", include_str!("../../../../fixtures/rope-yarn-attention-factor.json")),
+    ("yarn-qwen", include_str!("../../../../fixtures/rope-yarn-qwen.json")),
+    ("dynamic", include_str!("../../../../fixtures/rope-dynamic.json")),
+];
+
+#[test]
+fn frequencies_and_factors_are_those_of_transformers() {
+    for (name, text) in GOLDEN {
+        let golden: Value = serde_json::from_str(text).unwrap();
+        let config = ModelConfig::from_json(&golden["config"].to_string()).unwrap();
+        let (actual, expected) =
+            (config.rope_scaling.attention_factor(), golden["attention_factor"].as_f64().unwrap());
+        assert!((actual - expected).abs() < 1e-12, "{name}: {actual} {expected}");
+        for (tokens, expected) in golden["inverse_frequencies"].as_object().unwrap() {
+            let actual = inverse_frequencies_of(&config, tokens.parse().unwrap());
+            let expected: Vec<f64> = serde_json::from_value(expected.clone()).unwrap();
+            assert_eq!(actual.len(), expected.len());
+            for (pair, (actual, expected)) in actual.iter().zip(expected).enumerate() {
+                let difference = (actual / expected - 1.0).abs();
+                assert!(difference < 1e-5, "{name}, {tokens} tokens, pair {pair}: {difference}");
+            }
         }
     }
 }

@@ -7,8 +7,8 @@ use burn::tensor::{DType, TensorData};
 use half::{bf16, f16};
 use safetensors::{Dtype, tensor::TensorInfo};
 
-use super::{PIECE, WeightsError};
-use crate::error::{ModelError, Result};
+use super::PIECE;
+use crate::error::{ModelError, Result, WeightsError};
 
 const SUPPORTED: &str = "F32, F16, BF16";
 

@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use super::WeightsError;
-use crate::error::{ModelError, Result};
+use crate::error::{ModelError, Result, WeightsError};
 
 /// As the safetensors format limits it.
 const MAX_HEADER: u64 = 100_000_000;

@@ -8,8 +8,8 @@ use half::{bf16, f16};
 use safetensors::tensor::{Dtype, TensorView};
 use tempfile::tempdir;
 
-use super::{INDEX, Weights, WeightsError};
-use crate::error::ModelError;
+use super::{INDEX, Weights};
+use crate::error::{ModelError, WeightsError};
 
 const EMBEDDED: &[u8] =
     include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/needle-1m/model.safetensors"));

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::Weights;
-use super::error::{WeightsError, listed};
+use crate::error::{WeightsError, listed};
 
 /// Parts of the decoder: all their tensors take part in its computation.
 const DECODER: [&str; 4] = ["model.layers.", "model.norm.", "model.embed_tokens.", "lm_head."];

@@ -98,12 +98,6 @@ impl KeyDrift {
     }
 }
 
-/// The bound of a window's dropped attention and of the change by frozen keys together. Eq. (48) of
-/// PrHS, at most 1.
-pub fn mass_bound(dropped: f64, gap: f64) -> f64 {
-    (dropped + gap).min(1.0)
-}
-
 /// Where a convex function is lowest, by golden sections.
 fn lowest(function: impl Fn(f64) -> f64, mut low: f64, mut high: f64) -> f64 {
     const GOLDEN: f64 = 0.618_033_988_749_894_9;

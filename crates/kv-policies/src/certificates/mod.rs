@@ -47,6 +47,10 @@ impl SharedStep {
     /// no logit changes by more than `ε`, a set's mass `p` becomes at most
     /// `p e^ε / (p e^ε + (1 - p) e^-ε)`, which exceeds `p` by at most `tanh(ε / 2)`, and the L1
     /// norm is twice that. Below `Δ_att / 2`, and never above 2.
+    ///
+    /// The step retains less than the oracle by no more than this, either: the best tokens gain,
+    /// and the retained ones lose, at most half of the change each. That is at most a quarter of
+    /// [`Self::gap`].
     pub fn attention_change_at_most(&self) -> f64 {
         2.0 * (self.logit_change() / 2.0).tanh()
     }
@@ -71,12 +75,5 @@ impl SharedStep {
     /// `β_th <= 2 Δ_att`: how much less than the oracle the step can retain (equation 42).
     pub fn gap(&self) -> f64 {
         2.0 * self.attention_change()
-    }
-
-    /// How much less than the oracle the step can retain: the best tokens gain, and the retained
-    /// ones lose, at most half of the change in the L1 norm each. Never above 2, and at most a
-    /// quarter of [`Self::gap`].
-    pub fn gap_at_most(&self) -> f64 {
-        self.attention_change_at_most()
     }
 }

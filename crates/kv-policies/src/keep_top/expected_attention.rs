@@ -1,3 +1,7 @@
+//! Expected Attention (<https://arxiv.org/abs/2510.00636>): the attention that future queries would
+//! give. [`Scorer::prefill`] scores a prompt by the moments of its queries, and now and then the
+//! slots of a cache.
+
 use burn::tensor::activation::softmax;
 use burn::tensor::{DType, Tensor, TensorData};
 use serde::{Deserialize, Serialize};

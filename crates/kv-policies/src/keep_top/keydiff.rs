@@ -1,3 +1,6 @@
+//! KeyDiff (<https://arxiv.org/abs/2504.15364>): keys unlike the mean key stay. [`Scorer::prefill`]
+//! scores a prompt, and now and then the slots of a cache.
+
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 

@@ -1,3 +1,6 @@
+//! KNorm (<https://arxiv.org/abs/2406.11430>): keys of small norms stay. [`Scorer::prefill`] scores
+//! prompts, [`Scorer::decode`] the slots of a step.
+
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 

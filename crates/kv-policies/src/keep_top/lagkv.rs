@@ -1,3 +1,6 @@
+//! LagKV (<https://arxiv.org/abs/2504.04704>): keys and values score by their spread relative to
+//! the next chunk. [`Scorer::prefill`] scores a prompt, and now and then the slots of a cache.
+
 use burn::tensor::{DType, Tensor, TensorData};
 use kv_core::{rank, read_f32};
 use serde::{Deserialize, Serialize};

@@ -1,3 +1,6 @@
+//! R-KV (<https://arxiv.org/abs/2505.24133>): importance against redundancy. `RKv::score` is the
+//! difference of both, for prompts and for the slots that decode steps cut back.
+
 use burn::tensor::activation::softmax;
 use burn::tensor::{DType, Int, Tensor};
 use serde::{Deserialize, Serialize};

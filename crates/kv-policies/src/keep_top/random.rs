@@ -1,3 +1,5 @@
+//! Random tokens, a yardstick. [`Scorer::prefill`] draws the scores of a prompt.
+
 use burn::tensor::{DType, Tensor, TensorData};
 use rand::Rng;
 use serde::{Deserialize, Serialize};

@@ -1,3 +1,6 @@
+//! PyramidInfer's tokens (<https://arxiv.org/abs/2405.12532>) by the attention of the last queries,
+//! without pruning hidden states. [`Scorer::prefill`] scores a prompt; steps add their attention.
+
 use std::sync::Arc;
 
 use burn::tensor::Tensor;

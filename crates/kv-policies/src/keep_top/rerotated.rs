@@ -1,3 +1,6 @@
+//! The option `rerotate`: positions without gaps. [`Rerotated`] is around a policy of the family,
+//! and renumbers what that policy keeps.
+
 use std::sync::Arc;
 
 use kv_core::{Budget, LayerCache, Room, Selection};

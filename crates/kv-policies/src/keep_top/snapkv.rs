@@ -1,3 +1,6 @@
+//! SnapKV (<https://arxiv.org/abs/2404.14469>): the attention of a prompt's last queries, pooled,
+//! says which tokens stay. [`Scorer::prefill`] is the whole method: it acts on prompts only.
+
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 

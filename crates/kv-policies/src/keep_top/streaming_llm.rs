@@ -1,3 +1,6 @@
+//! StreamingLLM (<https://arxiv.org/abs/2309.17453>): the first tokens and the most recent ones
+//! stay. The score is the position; the family's `sinks` protect the first tokens.
+
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 

@@ -1,3 +1,6 @@
+//! TOVA (<https://arxiv.org/abs/2401.06104>): the last query's attention, over all heads of a
+//! layer. [`Scorer::prefill`] takes a prompt's last query, [`Scorer::decode`] the step's.
+
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 

@@ -100,11 +100,6 @@ impl PolicyState for LastList {
     }
 }
 
-/// The largest capacity of a cache's heads.
-pub(crate) fn longest(cache: &LayerCache) -> usize {
-    cache.layout().capacities().iter().max().copied().unwrap_or_default()
-}
-
 pub(crate) fn missing(what: &str) -> Error {
     let reason = format!("the cache keeps no {what}");
     Error::InvalidPlan { what: "choice of slots", reason }

@@ -76,8 +76,6 @@ pub struct Capabilities {
     /// The prompt's own computation depends on the policy: it prunes hidden states, narrows what
     /// queries see, or freezes tokens. Such a policy prefills alone.
     pub changes_prefill: bool,
-    /// [`Policy::prune`] may prune.
-    pub prunes: bool,
     /// Layers are compressed together ([`Policy::prefill_layers`]), when the whole prompt has been
     /// prefilled. Until then all layers' keys and values are held whole.
     pub needs_all_layers: bool,
@@ -100,7 +98,6 @@ impl Default for Capabilities {
     fn default() -> Self {
         Self {
             changes_prefill: false,
-            prunes: false,
             needs_all_layers: false,
             changes_decode: false,
             reads_other_layers: false,
@@ -177,6 +174,19 @@ pub trait Policy: Any + Debug + Send + Sync {
     /// Slots that a head keeps, or tokens that it reads, where the policy is given a number of
     /// them.
     fn budget(&self) -> Option<Budget> {
+        None
+    }
+
+    /// Steps of a block that share index sets of one size, where each set holds the tokens of the
+    /// highest sums over a group's query heads; `None` where sets have other sizes or other scores,
+    /// and for policies without index sets.
+    fn block_of_sums(&self) -> Option<usize> {
+        None
+    }
+
+    /// Tokens that share an entry of the policy's sketch behind a prompt of `_prompt` tokens; `None`
+    /// without a sketch.
+    fn sketch_load(&self, _prompt: usize) -> Option<f64> {
         None
     }
 

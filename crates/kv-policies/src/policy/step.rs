@@ -1,3 +1,6 @@
+//! The input of one decode step of one layer: the new token's query, key and value, and what
+//! policies may read beside them.
+
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::{Int, Tensor};

@@ -154,7 +154,7 @@ impl WriteSlots {
         query: Tensor<3>,
         mut options: EvictionOptions,
     ) -> Result<EvictingOutput> {
-        options.longest = options.longest.or(cache.layout().capacities().iter().max().copied());
+        options.longest = options.longest.or(Some(cache.layout().most_capacity()));
         let log_norms = Self::value_log_norms(cache).cloned().ok_or_else(not_held)?;
         let pool = [cache.keys().clone(), cache.values().clone()];
         let (weights, ranges) = (cache.log_weights().cloned(), cache.ranges().clone());

@@ -1,3 +1,6 @@
+//! ETF (PrHS, section IV-C): deep layers leave a prompt's early tokens as they are.
+//! [`Policy::frozen_tokens`] names these tokens, and the model's prefill skips them.
+
 use std::sync::Arc;
 
 use kv_core::Selection;

@@ -29,6 +29,9 @@ struct Calibrated {
 }
 
 impl Channels {
+    /// The option that gives them.
+    pub(crate) const OPTION: &'static str = "channels";
+
     /// The channels, read from their file.
     ///
     /// # Errors

@@ -1,3 +1,6 @@
+//! CPE (PrHS, section IV-D): CIS within PSAW's windows, with ETF in prefill. Its steps are
+//! [`Cis`]'s ([`super::cis`]); [`Psaw`] and [`Etf`] say what windows hide and which tokens freeze.
+
 use std::sync::Arc;
 
 use kv_core::{Budget, LayerCache, Selection};
@@ -47,13 +50,6 @@ impl Cpe {
         let etf: Etf = serde_json::from_value(etf).map_err(wrong)?;
         let cis = config.take_beside::<CisOptions>(NAME, "`psaw` and `etf` with their own")?;
         Ok(Arc::new(Self::new(cis, psaw, etf)?))
-    }
-}
-
-impl Cpe {
-    /// The part that chooses the tokens that steps read.
-    pub fn cis(&self) -> &Cis {
-        &self.cis
     }
 }
 
@@ -118,6 +114,10 @@ impl Policy for Cpe {
 
     fn target(&self) -> Option<f32> {
         self.cis.target()
+    }
+
+    fn block_of_sums(&self) -> Option<usize> {
+        self.cis.block_of_sums()
     }
 
     fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {

@@ -1,3 +1,7 @@
+//! Double Sparsity (<https://arxiv.org/abs/2408.07092>): decode steps score all tokens by a few
+//! channels, and attend to the best tokens. `choose` is the step's choice; [`super::channels`] has
+//! the channels.
+
 use std::sync::Arc;
 
 use burn::tensor::{Int, Tensor};
@@ -6,7 +10,7 @@ use kv_kernels::{Choice, label_scores, top_slots};
 use serde::{Deserialize, Serialize};
 
 use crate::policy::config::{Config, config_of};
-use crate::policy::lists::{SlotList, longest};
+use crate::policy::lists::SlotList;
 use crate::policy::state_tensors::int_state;
 use crate::reading::channels::{CHANNELS, Channels, channels};
 use crate::reading::subset::{BUDGETS, most_tokens, set_budgets, tokens_of};
@@ -156,7 +160,7 @@ fn choose(
     [channels, budgets]: [&Tensor<3, Int>; 2],
     tokens: usize,
 ) -> Result<SlotList> {
-    let ([batch, heads, _], longest) = (query.dims(), longest(cache));
+    let ([batch, heads, _], longest) = (query.dims(), cache.layout().most_capacity());
     let ranges = cache.ranges();
     let scored = label_scores(query, cache.keys(), channels, budgets, ranges, longest, None)?;
     let most = tokens.clamp(1, longest);

@@ -18,7 +18,7 @@ pub(crate) fn tokens_of(budget: Budget, observation: &Observation<'_>) -> usize 
 
 /// The most tokens that a budget has for any sequence of a cache.
 pub(crate) fn most_tokens(budget: Budget, cache: &LayerCache) -> usize {
-    let longest = cache.layout().capacities().iter().max().copied().unwrap_or_default();
+    let longest = cache.layout().most_capacity();
     match budget {
         Budget::Tokens(count) => count.min(longest),
         Budget::Ratio(_) => budget.resolve(longest),

@@ -1,3 +1,6 @@
+//! The top-k oracle, a yardstick: decode steps attend to the tokens of the most attention. Its
+//! steps are CIS's retrievals ([`super::cis`]), one in every step.
+
 use std::sync::Arc;
 
 use kv_core::{Budget, LayerCache, Selection};

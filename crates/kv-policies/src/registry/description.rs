@@ -5,15 +5,18 @@ use std::collections::BTreeMap;
 use kv_core::Budget;
 use serde_json::{Map, Value, json};
 
-use super::{build, entry};
+use super::{Treatment, build, entry};
 use crate::policy::error::Result;
 use crate::policy::{Composition, Policy};
+use crate::reading::Channels;
 
 /// A policy's name, and how it departs from the policy that the name and the budget alone make.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Description {
     /// The registry's name.
     pub name: &'static str,
+    /// What the policy does with slots ([`super::Entry::treatment`]).
+    pub treatment: Option<Treatment>,
     /// Slots that a head keeps, or tokens that it reads, of a prompt.
     pub budget: Option<Budget>,
     /// The options that differ from the defaults. Where an option has options of its own, as the
@@ -26,6 +29,13 @@ pub struct Description {
     pub inner: Option<Box<Description>>,
     /// The policies of prompts and of decode steps, where this one combines two.
     pub combined: Option<Box<[Description; 2]>>,
+}
+
+impl Description {
+    /// The file that the policy's [`crate::Channels`] were read from, where they came from one.
+    pub fn channels_file(&self) -> Option<&str> {
+        self.options.get(Channels::OPTION)?.as_str()
+    }
 }
 
 /// Describes a policy that was built from the configuration `written`. Files have their names in
@@ -47,17 +57,20 @@ pub struct Description {
 /// Where the registry does not build the policy that the name and the budget alone make.
 pub fn describe(policy: &dyn Policy, written: &Value) -> Result<Description> {
     let name = policy.name();
+    let entry = entry(name);
+    let treatment = entry.and_then(|entry| entry.treatment);
     if let Composition::Combined { prefill, decode } = policy.composition() {
         let [prefill, decode] = [(prefill, "prefill"), (decode, "decode")]
             .map(|(part, key)| describe(part, &written[key]));
         let (prefill, decode) = (prefill?, decode?);
         let budget = prefill.budget.or(decode.budget);
         let combined = Some(Box::new([prefill, decode]));
-        return Ok(Description { name, budget, options: BTreeMap::new(), inner: None, combined });
+        let options = BTreeMap::new();
+        return Ok(Description { name, treatment, budget, options, inner: None, combined });
     }
 
     let (config, budget) = (policy.config(), policy.budget());
-    let required = entry(name).map(super::Entry::required).unwrap_or_default();
+    let required = entry.map(|entry| entry.required).unwrap_or_default();
     let mut bare = json!({"policy": name, "budget": budget});
     for key in required {
         bare[key] = config[key].clone();
@@ -89,7 +102,7 @@ pub fn describe(policy: &dyn Policy, written: &Value) -> Result<Description> {
             options.insert(key.clone(), departures(default.get(key), value, shown));
         }
     }
-    Ok(Description { name, budget, options, inner, combined: None })
+    Ok(Description { name, treatment, budget, options, inner, combined: None })
 }
 
 /// The value as `written` has it, if that is a text or an object in the value's place, and not

@@ -36,11 +36,22 @@ pub struct Entry {
     pub summary: &'static str,
     /// The paper; empty for yardsticks.
     pub paper: &'static str,
-    build: fn(&mut Config) -> Result<Arc<dyn Policy>>,
+    /// Options without which a name and a budget make no policy.
+    pub required: &'static [&'static str],
+    /// An example configuration of a policy that needs more than a name and a budget.
+    pub example: Option<&'static str>,
+    build: Build,
 }
+
+/// Builds a policy from the options that are left of its configuration.
+type Build = fn(&mut Config) -> Result<Arc<dyn Policy>>;
 
 /// The options of `combine` that hold policies.
 const PARTS: [&str; 2] = ["prefill", "decode"];
+
+/// An example of `combine`.
+const COMBINED: &str =
+    r#"{"policy": "combine", "prefill": {"policy": "snapkv"}, "decode": {"policy": "h2o"}}"#;
 
 /// What a policy does with slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,294 +71,136 @@ pub enum Treatment {
 }
 
 impl Entry {
-    /// Options without which a name and a budget make no policy.
-    pub fn required(&self) -> &'static [&'static str] {
-        match self.name {
-            COMBINE => &PARTS,
-            "duo-attention" => &["alpha"],
-            _ => &[],
-        }
-    }
-
     /// Whether a name and a budget are enough for this policy.
     pub fn needs_no_more(&self) -> bool {
-        self.required().is_empty()
+        self.required.is_empty()
     }
 
-    /// An example configuration of a policy that needs more.
-    pub fn example(&self) -> Option<&'static str> {
-        match self.name {
-            COMBINE => Some(
-                r#"{"policy": "combine", "prefill": {"policy": "snapkv"}, "decode": {"policy": "h2o"}}"#,
-            ),
-            "duo-attention" => Some(r#"{"policy": "duo-attention", "alpha": "GATES.json"}"#),
-            _ => None,
-        }
+    const fn summary(self, summary: &'static str) -> Self {
+        Self { summary, ..self }
     }
+
+    const fn paper(self, paper: &'static str) -> Self {
+        Self { paper, ..self }
+    }
+
+    const fn required(self, required: &'static [&'static str], example: &'static str) -> Self {
+        Self { required, example: Some(example), ..self }
+    }
+}
+
+/// An entry of the full cache, a combination or a yardstick, still without a summary.
+const fn other(name: &'static str, build: Build) -> Entry {
+    Entry { name, treatment: None, summary: "", paper: "", required: &[], example: None, build }
+}
+
+/// An entry of a method, still without a summary and a paper.
+const fn method(treatment: Treatment, name: &'static str, build: Build) -> Entry {
+    Entry { treatment: Some(treatment), ..other(name, build) }
 }
 
 /// All policies, as `cargo xtask bench --policy` takes them.
 pub const POLICIES: &[Entry] = &[
-    Entry {
-        name: "full",
-        treatment: None,
-        summary: "keeps everything",
-        paper: "",
-        build: Full::from_config,
-    },
-    Entry {
-        name: "streaming-llm",
-        treatment: Some(Treatment::Drop),
-        summary: "attention sinks and the most recent tokens",
-        paper: "https://arxiv.org/abs/2309.17453",
-        build: keep_top::<StreamingLlm>,
-    },
-    Entry {
-        name: "snapkv",
-        treatment: Some(Treatment::Drop),
-        summary: "attention of the last queries, pooled",
-        paper: "https://arxiv.org/abs/2404.14469",
-        build: keep_top::<SnapKv>,
-    },
-    Entry {
-        name: "pyramidkv",
-        treatment: Some(Treatment::Drop),
-        summary: "SnapKV with budgets that fall with depth",
-        paper: "https://arxiv.org/abs/2406.02069",
-        build: pyramidkv::from_config,
-    },
-    Entry {
-        name: "adakv",
-        treatment: Some(Treatment::Drop),
-        summary: "SnapKV whose heads compete for slots",
-        paper: "https://arxiv.org/abs/2407.11550",
-        build: adakv::from_config,
-    },
-    Entry {
-        name: "h2o",
-        treatment: Some(Treatment::Drop),
-        summary: "heavy hitters by accumulated attention, and recents",
-        paper: "https://arxiv.org/abs/2306.14048",
-        build: keep_top::<H2o>,
-    },
-    Entry {
-        name: "vatp",
-        treatment: Some(Treatment::Drop),
-        summary: "H2O times the value's norm",
-        paper: "https://arxiv.org/abs/2406.12335",
-        build: keep_top::<Vatp>,
-    },
-    Entry {
-        name: "tova",
-        treatment: Some(Treatment::Drop),
-        summary: "the last query's attention",
-        paper: "https://arxiv.org/abs/2401.06104",
-        build: keep_top::<Tova>,
-    },
-    Entry {
-        name: "r-kv",
-        treatment: Some(Treatment::Drop),
-        summary: "importance against redundancy",
-        paper: "https://arxiv.org/abs/2505.24133",
-        build: keep_top::<RKv>,
-    },
-    Entry {
-        name: "knorm",
-        treatment: Some(Treatment::Drop),
-        summary: "small key norms",
-        paper: "https://arxiv.org/abs/2406.11430",
-        build: keep_top::<KNorm>,
-    },
-    Entry {
-        name: "keydiff",
-        treatment: Some(Treatment::Drop),
-        summary: "keys unlike the mean key",
-        paper: "https://arxiv.org/abs/2504.15364",
-        build: keep_top::<KeyDiff>,
-    },
-    Entry {
-        name: "expected-attention",
-        treatment: Some(Treatment::Drop),
-        summary: "attention that future queries would give",
-        paper: "https://arxiv.org/abs/2510.00636",
-        build: keep_top::<ExpectedAttention>,
-    },
-    Entry {
-        name: "lagkv",
-        treatment: Some(Treatment::Drop),
-        summary: "spread of keys and values relative to the next chunk",
-        paper: "https://arxiv.org/abs/2504.04704",
-        build: keep_top::<LagKv>,
-    },
-    Entry {
-        name: "pyramidinfer",
-        treatment: Some(Treatment::Drop),
-        summary: "prunes hidden states between layers",
-        paper: "https://arxiv.org/abs/2405.12532",
-        build: PyramidInfer::from_config,
-    },
-    Entry {
-        name: "longflow",
-        treatment: Some(Treatment::Overwrite),
-        summary: "overwrites the slot that adds least to the output",
-        paper: "https://github.com/yisunlp/LongFLow",
-        build: LongFlow::from_config,
-    },
-    Entry {
-        name: "balancekv",
-        treatment: Some(Treatment::Sample),
-        summary: "halves blocks so that both halves attend alike",
-        paper: "https://arxiv.org/abs/2502.07861",
-        build: BalanceKv::from_config,
-    },
-    Entry {
-        name: "balancekv-augmented",
-        treatment: Some(Treatment::Sample),
-        summary: "BalanceKV beside tokens that stand apart, exact",
-        paper: "https://arxiv.org/abs/2502.07861",
-        build: BalanceKv::augmented_from_config,
-    },
-    Entry {
-        name: "balancekv-stream",
-        treatment: Some(Treatment::Sample),
-        summary: "BalanceKV in levels, while decoding too",
-        paper: "https://arxiv.org/abs/2502.07861",
-        build: BalanceKvStream::from_config,
-    },
-    Entry {
-        name: "keepkv",
-        treatment: Some(Treatment::Merge),
-        summary: "merges what another policy evicts, attention unchanged",
-        paper: "https://arxiv.org/abs/2504.09936",
-        build: KeepKv::from_config,
-    },
-    Entry {
-        name: "d2o",
-        treatment: Some(Treatment::Merge),
-        summary: "H2O whose victims are averaged into similar slots",
-        paper: "https://arxiv.org/abs/2406.13035",
-        build: D2o::from_config,
-    },
-    Entry {
-        name: "cam",
-        treatment: Some(Treatment::Merge),
-        summary: "sinks and recents; what decode steps evict is spread on what follows",
-        paper: "https://github.com/zyxxmu/cam",
-        build: Cam::from_config,
-    },
-    Entry {
-        name: "kvmerger",
-        treatment: Some(Treatment::Merge),
-        summary: "similar neighbours become one slot",
-        paper: "https://arxiv.org/abs/2407.08454",
-        build: KvMerger::from_config,
-    },
-    Entry {
-        name: "kvreviver",
-        treatment: Some(Treatment::Summarise),
-        summary: "a sketch from which dropped tokens are estimated; keeps no answers on small \
-            models",
-        paper: "",
-        build: KvReviver::from_config,
-    },
-    Entry {
-        name: "recent-attention",
-        treatment: Some(Treatment::Drop),
-        summary: "PyramidInfer's tokens, without pruning hidden states",
-        paper: "https://arxiv.org/abs/2405.12532",
-        build: recent_attention::from_config,
-    },
-    Entry {
-        name: "uniform",
-        treatment: Some(Treatment::Sample),
-        summary: "uniform sampling, reweighted",
-        paper: "https://arxiv.org/abs/2502.07861",
-        build: Uniform::from_config,
-    },
-    Entry {
-        name: "random",
-        treatment: None,
-        summary: "tokens at random",
-        paper: "",
-        build: keep_top::<Random>,
-    },
-    Entry {
-        name: "quest",
-        treatment: Some(Treatment::Read),
-        summary: "keeps everything, attends to the pages that may matter most",
-        paper: "https://arxiv.org/abs/2406.10774",
-        build: Quest::from_config,
-    },
-    Entry {
-        name: "double-sparsity",
-        treatment: Some(Treatment::Read),
-        summary: "keeps everything, attends to the best by a few channels",
-        paper: "https://arxiv.org/abs/2408.07092",
-        build: DoubleSparsity::from_config,
-    },
-    Entry {
-        name: "hshare",
-        treatment: Some(Treatment::Read),
-        summary: "Double Sparsity with choices that queries, heads and layers share",
-        paper: "https://github.com/wuhuaijin/HShare",
-        build: HShare::from_config,
-    },
-    Entry {
-        name: "duo-attention",
-        treatment: Some(Treatment::Drop),
-        summary: "some heads keep everything, others sinks and recents",
-        paper: "https://arxiv.org/abs/2410.10819",
-        build: DuoAttention::from_config,
-    },
-    Entry {
-        name: "top-k-oracle",
-        treatment: None,
-        summary: "keeps everything, attends to the best",
-        paper: "",
-        build: TopKOracle::from_config,
-    },
-    Entry {
-        name: "cis",
-        treatment: Some(Treatment::Read),
-        summary: "attends to sets that similar steps share",
-        paper: "",
-        build: Cis::from_config,
-    },
-    Entry {
-        name: "cis-star",
-        treatment: Some(Treatment::Read),
-        summary: "CIS whose sets have the budget's size",
-        paper: "",
-        build: Cis::star_from_config,
-    },
-    Entry {
-        name: "psaw",
-        treatment: Some(Treatment::Read),
-        summary: "windows that shrink with depth",
-        paper: "",
-        build: Psaw::from_config,
-    },
-    Entry {
-        name: "etf",
-        treatment: Some(Treatment::Read),
-        summary: "deep layers leave a prompt's early tokens as they are",
-        paper: "",
-        build: Etf::from_config,
-    },
-    Entry {
-        name: "cpe",
-        treatment: Some(Treatment::Read),
-        summary: "CIS within PSAW's windows, ETF in prefill",
-        paper: "",
-        build: Cpe::from_config,
-    },
-    Entry {
-        name: COMBINE,
-        treatment: None,
-        summary: "one policy for the prompt, another for decoding",
-        paper: "",
-        build: Combine::from_config,
-    },
+    other("full", Full::from_config).summary("keeps everything"),
+    method(Treatment::Drop, "streaming-llm", keep_top::<StreamingLlm>)
+        .summary("attention sinks and the most recent tokens")
+        .paper("https://arxiv.org/abs/2309.17453"),
+    method(Treatment::Drop, "snapkv", keep_top::<SnapKv>)
+        .summary("attention of the last queries, pooled")
+        .paper("https://arxiv.org/abs/2404.14469"),
+    method(Treatment::Drop, "pyramidkv", pyramidkv::from_config)
+        .summary("SnapKV with budgets that fall with depth")
+        .paper("https://arxiv.org/abs/2406.02069"),
+    method(Treatment::Drop, "adakv", adakv::from_config)
+        .summary("SnapKV whose heads compete for slots")
+        .paper("https://arxiv.org/abs/2407.11550"),
+    method(Treatment::Drop, "h2o", keep_top::<H2o>)
+        .summary("heavy hitters by accumulated attention, and recents")
+        .paper("https://arxiv.org/abs/2306.14048"),
+    method(Treatment::Drop, "vatp", keep_top::<Vatp>)
+        .summary("H2O times the value's norm")
+        .paper("https://arxiv.org/abs/2406.12335"),
+    method(Treatment::Drop, "tova", keep_top::<Tova>)
+        .summary("the last query's attention")
+        .paper("https://arxiv.org/abs/2401.06104"),
+    method(Treatment::Drop, "r-kv", keep_top::<RKv>)
+        .summary("importance against redundancy")
+        .paper("https://arxiv.org/abs/2505.24133"),
+    method(Treatment::Drop, "knorm", keep_top::<KNorm>)
+        .summary("small key norms")
+        .paper("https://arxiv.org/abs/2406.11430"),
+    method(Treatment::Drop, "keydiff", keep_top::<KeyDiff>)
+        .summary("keys unlike the mean key")
+        .paper("https://arxiv.org/abs/2504.15364"),
+    method(Treatment::Drop, "expected-attention", keep_top::<ExpectedAttention>)
+        .summary("attention that future queries would give")
+        .paper("https://arxiv.org/abs/2510.00636"),
+    method(Treatment::Drop, "lagkv", keep_top::<LagKv>)
+        .summary("spread of keys and values relative to the next chunk")
+        .paper("https://arxiv.org/abs/2504.04704"),
+    method(Treatment::Drop, "pyramidinfer", PyramidInfer::from_config)
+        .summary("prunes hidden states between layers")
+        .paper("https://arxiv.org/abs/2405.12532"),
+    method(Treatment::Overwrite, "longflow", LongFlow::from_config)
+        .summary("overwrites the slot that adds least to the output")
+        .paper("https://github.com/yisunlp/LongFLow"),
+    method(Treatment::Sample, "balancekv", BalanceKv::from_config)
+        .summary("halves blocks so that both halves attend alike")
+        .paper("https://arxiv.org/abs/2502.07861"),
+    method(Treatment::Sample, "balancekv-augmented", BalanceKv::augmented_from_config)
+        .summary("BalanceKV beside tokens that stand apart, exact")
+        .paper("https://arxiv.org/abs/2502.07861"),
+    method(Treatment::Sample, "balancekv-stream", BalanceKvStream::from_config)
+        .summary("BalanceKV in levels, while decoding too")
+        .paper("https://arxiv.org/abs/2502.07861"),
+    method(Treatment::Merge, "keepkv", KeepKv::from_config)
+        .summary("merges what another policy evicts, attention unchanged")
+        .paper("https://arxiv.org/abs/2504.09936"),
+    method(Treatment::Merge, "d2o", D2o::from_config)
+        .summary("H2O whose victims are averaged into similar slots")
+        .paper("https://arxiv.org/abs/2406.13035"),
+    method(Treatment::Merge, "cam", Cam::from_config)
+        .summary("sinks and recents; what decode steps evict is spread on what follows")
+        .paper("https://github.com/zyxxmu/cam"),
+    method(Treatment::Merge, "kvmerger", KvMerger::from_config)
+        .summary("similar neighbours become one slot")
+        .paper("https://arxiv.org/abs/2407.08454"),
+    method(Treatment::Summarise, "kvreviver", KvReviver::from_config).summary(
+        "a sketch from which dropped tokens are estimated; keeps no answers on small models",
+    ),
+    method(Treatment::Drop, "recent-attention", recent_attention::from_config)
+        .summary("PyramidInfer's tokens, without pruning hidden states")
+        .paper("https://arxiv.org/abs/2405.12532"),
+    method(Treatment::Sample, "uniform", Uniform::from_config)
+        .summary("uniform sampling, reweighted")
+        .paper("https://arxiv.org/abs/2502.07861"),
+    other("random", keep_top::<Random>).summary("tokens at random"),
+    method(Treatment::Read, "quest", Quest::from_config)
+        .summary("keeps everything, attends to the pages that may matter most")
+        .paper("https://arxiv.org/abs/2406.10774"),
+    method(Treatment::Read, "double-sparsity", DoubleSparsity::from_config)
+        .summary("keeps everything, attends to the best by a few channels")
+        .paper("https://arxiv.org/abs/2408.07092"),
+    method(Treatment::Read, "hshare", HShare::from_config)
+        .summary("Double Sparsity with choices that queries, heads and layers share")
+        .paper("https://github.com/wuhuaijin/HShare"),
+    method(Treatment::Drop, "duo-attention", DuoAttention::from_config)
+        .summary("some heads keep everything, others sinks and recents")
+        .paper("https://arxiv.org/abs/2410.10819")
+        .required(&["alpha"], r#"{"policy": "duo-attention", "alpha": "GATES.json"}"#),
+    other("top-k-oracle", TopKOracle::from_config).summary("keeps everything, attends to the best"),
+    method(Treatment::Read, "cis", Cis::from_config)
+        .summary("attends to sets that similar steps share"),
+    method(Treatment::Read, "cis-star", Cis::star_from_config)
+        .summary("CIS whose sets have the budget's size"),
+    method(Treatment::Read, "psaw", Psaw::from_config).summary("windows that shrink with depth"),
+    method(Treatment::Read, "etf", Etf::from_config)
+        .summary("deep layers leave a prompt's early tokens as they are"),
+    method(Treatment::Read, "cpe", Cpe::from_config)
+        .summary("CIS within PSAW's windows, ETF in prefill"),
+    other(COMBINE, Combine::from_config)
+        .summary("one policy for the prompt, another for decoding")
+        .required(&PARTS, COMBINED),
 ];
 
 /// Builds a policy from its configuration, such as
@@ -390,7 +243,7 @@ pub fn build(config: &Value) -> Result<Arc<dyn Policy>> {
 
 /// The error, with an example where a policy's configuration lacks a required option.
 fn with_example(error: PolicyError, entry: &Entry) -> PolicyError {
-    match (error, entry.example()) {
+    match (error, entry.example) {
         (PolicyError::InvalidConfig { policy, reason }, Some(example))
             if policy == entry.name && reason.contains("missing") =>
         {

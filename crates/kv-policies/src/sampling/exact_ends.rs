@@ -1,3 +1,5 @@
+//! The first and last tokens that BalanceKV and uniform sampling keep exactly.
+
 use kv_core::Budget;
 
 use crate::Result;

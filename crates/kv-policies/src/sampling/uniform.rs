@@ -1,3 +1,6 @@
+//! Uniform sampling, BalanceKV's baseline (<https://arxiv.org/abs/2502.07861>): tokens between
+//! sinks and recents are drawn and reweighted. [`Policy::select`] is the draw.
+
 use std::sync::Arc;
 
 use kv_core::{Budget, Selection};

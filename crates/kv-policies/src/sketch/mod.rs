@@ -6,5 +6,6 @@
 mod kvreviver;
 
 pub use kvreviver::{
-    KvReviver, KvReviverOptions, Sketch, SketchHead, SketchOptions, SketchedOutput,
+    KvReviver, KvReviverOptions, QuantizedHead, QuantizedReviver, QuantizedReviverOptions,
+    QuantizedTokens, Sketch, SketchHead, SketchOptions, SketchedOutput,
 };

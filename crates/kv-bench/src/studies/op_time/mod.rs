@@ -196,7 +196,7 @@ impl OpTime {
     /// how many more are too large.
     ///
     /// # Errors
-    /// Where all of them are too large, and where one is too short.
+    /// Where all cases are too large, and where a case is too short.
     fn cases(
         &self,
         name: &str,

@@ -14,12 +14,12 @@ use kv_models::PrefillPass;
 use kv_policies::{CisIndex, LayerContext, Needs, Observation, Qkv, Step, StepAttention, certify};
 
 use crate::bench::ModelBench;
+use crate::certificates::{FitCheck, FrozenKeys, Mean, PromptHeads, Retrievals};
 use crate::format;
 use crate::options::Attention;
 use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
 use crate::prompts::Prompts;
-use crate::studies::certificates::{FitCheck, FrozenKeys, Mean, PromptHeads, Retrievals};
 use read_metrics::Exact;
 use report::Measured;
 use sums::Sums;
@@ -27,7 +27,7 @@ use sums::Sums;
 const BUDGETS: [f64; 4] = [0.5, 0.25, 0.1, 0.05];
 const QUICK_BUDGETS: [f64; 2] = [0.5, 0.25];
 
-/// The relative excess over a target from which on a note tells it.
+/// A policy that exceeds its target by this share of it gets a note.
 const AMISS: f64 = 0.1;
 
 /// Runs the suite: the end of each prompt is decoded step by step, each layer by itself, and
@@ -244,7 +244,7 @@ fn compare(
                 heads: prompt_heads.as_ref(),
             };
             let budget = policy_run.tokens(tokens).unwrap_or(tokens);
-            let block = policy_run.block_of_sums();
+            let block = policy_run.policy.block_of_sums();
             let heads = (&mut sums.reading, retrievals);
             if read_metrics::take(heads, policy, cache, &positions, &exact, budget, block)? {
                 continue;

@@ -3,11 +3,11 @@
 use kv_core::LayerCache;
 use kv_policies::{CisIndex, LayerContext, Policy};
 
-use crate::record::metric;
-use crate::studies::certificates::{
+use crate::certificates::{
     FitCheck, HiddenMass, Means, PromptHeads, QueryStep, Retrievals, best_of,
     take_information_loss, take_shared,
 };
+use crate::record::metric;
 
 /// The reads of a query head.
 #[derive(Clone, Default)]
@@ -27,9 +27,9 @@ pub(super) struct Exact<'a> {
     pub(super) tokens: usize,
     /// Whether constants of bounds are fitted to the prompt, or bounds checked on it.
     pub(super) fit_check: FitCheck,
-    /// What certificates take of the layer's heads, where they are asked for. Policies that read
-    /// all tokens they keep are measured then, too: their distance from the best choice of as many
-    /// tokens is equation (6) of PrHS.
+    /// The numbers of the layer's heads that certificates need; `None` without certificates. With
+    /// them, policies that read all tokens they keep are measured too: their distance from the best
+    /// choice of as many tokens is equation (6) of PrHS.
     pub(super) heads: Option<&'a PromptHeads>,
 }
 
@@ -44,7 +44,7 @@ impl Exact<'_> {
 /// Adds a step to the metrics of all query heads, `heads`, which is filled at the first step, and
 /// follows the sets that it retrieves or shares. Returns whether the policy told which tokens it
 /// read. `block` is the number of steps that share a set, where sets are the tokens of the highest
-/// sums: see [`crate::policy_runs::PolicyRun::block_of_sums`].
+/// sums: see [`Policy::block_of_sums`].
 ///
 /// # Errors
 /// Where the device gives nothing back.

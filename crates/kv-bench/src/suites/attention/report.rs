@@ -2,10 +2,10 @@
 
 use super::sums::Sums;
 use crate::bench::ModelBench;
+use crate::certificates::{Means, conclude};
 use crate::options::Attention;
 use crate::policy_runs::PolicyRun;
 use crate::record::{Case, metric};
-use crate::studies::certificates::{Means, conclude};
 
 const SUITE: &str = "attention";
 /// Metrics that are means over the prompts that bounds are checked on, not over all prompts.

@@ -5,7 +5,7 @@ use kv_core::read_f32;
 use kv_policies::{CisOptions, Reads};
 
 use super::read_metrics::ReadMetrics;
-use crate::studies::certificates::{FreezeError, Mean, MeasureErrors};
+use crate::certificates::{FreezeError, Mean, MeasureErrors};
 
 /// One policy's sums over steps in a layer.
 #[derive(Clone, Default)]

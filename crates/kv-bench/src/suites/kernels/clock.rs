@@ -12,16 +12,16 @@ const GRAPH_SECONDS: f64 = 4e-3;
 /// Replays that are waited for together last so long, where so many suffice.
 const REPLAY_SECONDS: f64 = 8e-3;
 const MOST_REPLAYS: usize = 64;
-/// Times of which the median is taken, behind some that are not.
+/// The number of times whose median is taken. Some times before them are thrown away.
 const TIMES: usize = 11;
 const WARM_UP: usize = 2;
-/// Bytes of the copy that the others are beside.
+/// Bytes of the copy that kernels are compared with.
 pub(super) const COPIED: usize = 256 << 20;
 
 /// The output of a timed call, which shows whether its kernels ran: a launch that failed says so
 /// only when its output is read.
 pub(crate) trait LaunchOutput {
-    /// Reads a number of it.
+    /// Reads a number of the output.
     ///
     /// # Errors
     /// Where it was never written.

@@ -14,8 +14,9 @@ use super::clock::Clock;
 const ALPHA: f32 = 0.9;
 const GUARD: f32 = 8.0;
 
-/// A victim of every head sought its like among all of the head's slots, and merged into it. Calls
-/// of a set merge into the slots that earlier calls have merged: other numbers, and as much work.
+/// Times the search for the slot that is most like a victim, among all slots of its head, and the
+/// merge into this slot. Later calls of a set merge into slots that earlier calls have changed:
+/// other numbers, and as much work.
 pub(super) fn nearest(bench: &mut KernelBench<'_>, case: &Attention) -> anyhow::Result<()> {
     let (device, dtype) = (bench.device.clone(), bench.dtype);
     let slots = case.pairs() * case.tokens;

@@ -38,12 +38,12 @@ const PREFILL: [usize; 3] = [128, 1_024, 8_192];
 const ROWS: [usize; 7] = [1, 16, 32, 64, 128, 512, 2_048];
 /// Inputs and outputs of a product.
 const WIDTHS: [usize; 2] = [4_096, 4_096];
-/// Lists and their slots, of which each seeks its like in a list of as many.
+/// Lists, and slots of each. Every slot's nearest slot is sought in a second list of as many slots.
 const LISTS: [[usize; 2]; 3] = [[8, 512], [8, 4_096], [128, 2_048]];
 /// Sequences and slots of CIS.
 const CIS: [[usize; 2]; 6] =
     [[1, 2_048], [1, 8_192], [1, 32_768], [16, 2_048], [16, 8_192], [16, 32_768]];
-/// Slots that CIS attends to: sinks, those of highest attention, locals (PrHS, section V).
+/// Slots that CIS attends to: sinks, slots of the highest attention, locals (PrHS, section V).
 const CIS_READ: [usize; 3] = [16, 432, 64];
 
 /// Times every kernel that the device has.

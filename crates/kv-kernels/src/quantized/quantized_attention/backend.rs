@@ -58,22 +58,17 @@ mod cpu {
             let (query, mut output) = (wide(&args.query), wide(&args.output));
             let mut log_sum_exp = wide(&args.log_sum_exp);
             let [offsets, lengths] = [args.offsets, args.lengths].map(|t| t.to_contiguous());
-            let ranges = slice::<i32>(&offsets).iter().zip(slice::<i32>(&lengths));
-            for (range, (&offset, &length)) in ranges.enumerate() {
-                let (offset, length) = (offset.max(0) as usize, length.max(0) as usize);
-                for head in range * group..(range + 1) * group {
-                    let row = head * head_dim..(head + 1) * head_dim;
-                    let mut state = State::of(&output[row.clone()], log_sum_exp[head]);
-                    slots.attend(
-                        &query[row.clone()],
-                        args.scale,
-                        offset..offset + length,
-                        &mut state,
-                    );
-                    let (own, sum) = state.finish();
-                    output[row].copy_from_slice(&own);
-                    log_sum_exp[head] = sum;
-                }
+            let (offsets, lengths) = (slice::<i32>(&offsets), slice::<i32>(&lengths));
+            let heads = query.chunks(head_dim).zip(output.chunks_mut(head_dim));
+            for (head, ((query, output), log_sum_exp)) in heads.zip(&mut log_sum_exp).enumerate() {
+                let range = head / group;
+                let first = offsets[range].max(0) as usize;
+                let end = first + lengths[range].max(0) as usize;
+                let mut state = State::of(output, *log_sum_exp);
+                slots.attend(query, args.scale, first..end, &mut state);
+                let (own, sum) = state.finish();
+                output.copy_from_slice(&own);
+                *log_sum_exp = sum;
             }
             (
                 rounded(output, [batch, query_heads, head_dim], dtype),

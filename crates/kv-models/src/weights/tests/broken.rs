@@ -7,8 +7,8 @@ use safetensors::tensor::Dtype;
 use tempfile::tempdir;
 
 use super::{file, open};
-use crate::error::ModelError;
-use crate::weights::{Weights, WeightsError};
+use crate::error::{ModelError, WeightsError};
+use crate::weights::Weights;
 
 #[test]
 fn broken_files_are_typed_errors() {

@@ -119,6 +119,8 @@ impl Cam {
     ///
     /// # Errors
     /// The errors of [`Policy::init_cache`].
+    // For comparisons with the authors' numbers, whose random numbers are given.
+    #[doc(hidden)]
     pub fn init_cache_with(
         &self,
         cache: &mut LayerCache,
@@ -158,6 +160,8 @@ impl Cam {
     ///
     /// # Errors
     /// The errors of [`Policy::step`].
+    // As above.
+    #[doc(hidden)]
     pub fn step_with(
         &self,
         layer: LayerContext,

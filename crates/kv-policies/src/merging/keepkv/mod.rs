@@ -48,6 +48,9 @@ pub struct KeepKv {
 }
 
 impl KeepKv {
+    /// The registry's name.
+    pub const NAME: &'static str = NAME;
+
     /// # Errors
     /// [`PolicyError::InvalidConfig`] for policies that do not evict by scores, and options out of
     /// range.

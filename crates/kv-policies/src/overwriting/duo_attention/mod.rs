@@ -1,3 +1,7 @@
+//! DuoAttention (<https://arxiv.org/abs/2410.10819>): some heads keep everything, the others first
+//! and recent tokens. [`gates`] tells the heads apart; [`Policy::plan`] is the step, whose slots
+//! [`crate::WriteSlots`] writes.
+
 mod gates;
 
 use std::sync::Arc;

@@ -1,3 +1,7 @@
+//! LongFlow (<https://github.com/yisunlp/LongFLow>): each new token overwrites the slot that adds
+//! least to the output. [`Policy::plan`] is the step, whose slots [`crate::WriteSlots`] chooses and
+//! writes. Where evictions follow the attention, [`importance`] scores the slots.
+
 mod importance;
 
 use std::sync::Arc;

@@ -203,7 +203,6 @@ impl Policy for PyramidInfer {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             changes_prefill: true,
-            prunes: true,
             changes_decode: self.decode,
             ..Capabilities::default()
         }

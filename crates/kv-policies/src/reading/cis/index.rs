@@ -80,7 +80,7 @@ impl CisIndex {
         measures: bool,
     ) -> Result<(AttentionOutput, Option<Tensor<2>>)> {
         let ranges = ranges_of(cache, self.ranges());
-        let longest = cache.layout().capacities().iter().max().copied().unwrap_or_default();
+        let longest = cache.layout().most_capacity();
         let sets = &mut self.0;
         let options = CisSelectOptions { longest: options.longest.or(Some(longest)), ..options };
         let (keys, values) = (cache.keys().clone(), cache.values().clone());

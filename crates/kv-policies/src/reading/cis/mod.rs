@@ -119,6 +119,12 @@ impl Policy for Cis {
         self.options.target
     }
 
+    fn block_of_sums(&self) -> Option<usize> {
+        let CisOptions { group_score, target, block, .. } = self.options;
+        let sums = group_score == GroupScore::Sum && target.is_none() && !self.star;
+        sums.then_some(block)
+    }
+
     fn plan(&self, _layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
         Ok(self.plan_within(Share::default(), cache))
     }
@@ -145,14 +151,6 @@ impl Cis {
         StepPlan::attend_with(attend).recordable(self.is_steady(cache))
     }
 
-    /// Steps of a block that share sets of one size, each of the highest sums over a group's heads;
-    /// `None` where sets have other sizes or other scores.
-    pub fn block_of_sums(&self) -> Option<usize> {
-        let CisOptions { group_score, target, block, .. } = self.options;
-        let sums = group_score == GroupScore::Sum && target.is_none() && !self.star;
-        sums.then_some(block)
-    }
-
     /// Whether all steps launch the same kernels: index sets are there, and there is no target.
     pub(crate) fn is_steady(&self, cache: &LayerCache) -> bool {
         self.options.target.is_none() && cache.policy_state::<CisIndex>().is_some()
@@ -169,15 +167,15 @@ impl Cis {
     ) -> Result<Tensor<3>> {
         let options = &self.options;
         let vectors = vectors(self.name, options, cache, step, &query)?;
+        let capacity = cache.layout().most_capacity();
         match cache.policy_state::<CisIndex>().map(CisIndex::sets) {
             None => {
                 let sets = index_sets(self.name, options, self.star, cache, &vectors)?;
                 CisIndex(sets).put_into(cache)?;
             }
             // The cache has grown since these sets were made.
-            Some(sets) if sets.width() < longest(cache) => {
-                let width =
-                    options.width(widest(self.name, options, self.star, cache)?, longest(cache));
+            Some(sets) if sets.width() < capacity => {
+                let width = options.width(widest(self.name, options, self.star, cache)?, capacity);
                 if sets.width() < width {
                     CisIndex(sets.clone().widened(width)).put_into(cache)?;
                 }
@@ -192,8 +190,7 @@ impl Cis {
         if let Some((read, all)) = attention.log_sum_exp.zip(all) {
             let width = cache.policy_state::<CisIndex>().map_or(1, |index| index.sets().width());
             let most = widest(self.name, options, self.star, cache)?;
-            if let Some(steering) = options.steering(options.most(most, longest(cache)).min(width))
-            {
+            if let Some(steering) = options.steering(options.most(most, capacity).min(width)) {
                 CisIndex::steer(cache, read, all, steering)?;
             }
         }
@@ -237,11 +234,6 @@ fn vectors(
     })
 }
 
-/// The largest capacity of a head.
-fn longest(cache: &LayerCache) -> usize {
-    cache.layout().capacities().iter().max().copied().unwrap_or(1)
-}
-
 /// The rule of the heads of the largest budget.
 fn widest(
     policy: &'static str,
@@ -273,7 +265,8 @@ fn index_sets(
         Ok(options.rule(options.parts(policy, budget)?, star))
     });
     let rules = rules.collect::<Result<Vec<_>>>()?;
-    let width = options.width(widest(policy, options, star, cache)?, longest(cache));
+    let width =
+        options.width(widest(policy, options, star, cache)?, cache.layout().most_capacity());
     let device = &cache.options().device;
     Ok(IndexSets::new(&rules, options.block, width, parts, length, device))
 }

@@ -153,10 +153,6 @@ impl HShare {
     }
 }
 
-fn longest(cache: &LayerCache) -> usize {
-    cache.layout().capacities().iter().max().copied().unwrap_or(1).max(1)
-}
-
 impl Policy for HShare {
     fn name(&self) -> &'static str {
         NAME
@@ -292,7 +288,7 @@ impl HShare {
     fn most_ends(&self, cache: &LayerCache) -> Result<usize> {
         let budget = match self.budget {
             Budget::Tokens(count) => count,
-            Budget::Ratio(_) => self.budget.resolve(longest(cache)),
+            Budget::Ratio(_) => self.budget.resolve(cache.layout().most_capacity().max(1)),
         };
         let parts = self.parts(budget)?;
         Ok(parts.sinks + parts.recents)

@@ -6,7 +6,7 @@ use kv_kernels::{LIST_HEADER, NO_LIST};
 
 use super::critical::Critical;
 use super::shared::SharedLists;
-use super::{HShare, NAME, PROMPT, SOURCES, copies, longest, share_map};
+use super::{HShare, NAME, PROMPT, SOURCES, copies, share_map};
 use crate::policy::state_tensors::int_numbers;
 use crate::reading::channels::{CHANNELS, channels};
 use crate::reading::subset::{set_budgets, tokens_of};
@@ -63,7 +63,7 @@ impl HShare {
         cache.set_int_state(PROMPT, prompts);
         set_budgets(cache, count, [parts.top, parts.sinks, parts.recents]);
         cache.set_int_state(CHANNELS, shares.channels.clone());
-        let width = LIST_HEADER + parts.top.min(longest(cache));
+        let width = LIST_HEADER + parts.top.min(cache.layout().most_capacity().max(1));
         let mut list = vec![0; width];
         // Nothing is chosen yet: the first step does.
         list[0] = NO_LIST;

@@ -13,7 +13,7 @@ use kv_kernels::{
 use serde_json::Value;
 
 use crate::policy::board::SharedListBoard;
-use crate::policy::lists::{SlotList, longest, missing};
+use crate::policy::lists::{SlotList, missing};
 
 /// Lists that are kept for several steps, integers `[B, Hq, 3 + M]`, as [`keep_lists`] has them.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ impl SharedLists {
         let lists = &mut self.0;
         let Sharing { layer, layers, period, board } = sharing;
         let ([batch, heads, _], [_, _, width]) = (query.dims(), lists.dims());
-        let (ranges, longest) = (cache.ranges(), longest(cache));
+        let (ranges, longest) = (cache.ranges(), cache.layout().most_capacity());
         let due = RefreshRows { lists, sources, layer, period };
         let scored =
             label_scores(query, cache.keys(), channels, budgets, ranges, longest, Some(due))?;

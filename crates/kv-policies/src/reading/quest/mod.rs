@@ -1,3 +1,7 @@
+//! Quest (<https://arxiv.org/abs/2406.10774>): decode steps attend to the pages of slots that may
+//! matter most, by bounds of their keys. `Quest::list` is the step's choice; [`pages`] keeps the
+//! bounds.
+
 mod pages;
 
 use std::sync::Arc;

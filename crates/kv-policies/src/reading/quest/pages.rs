@@ -9,7 +9,7 @@ use kv_kernels::{
     Choice, PageOptions, PageSpan, page_bounds, page_rows, page_scores, page_slots, top_slots,
 };
 
-use crate::policy::lists::{SlotList, longest, missing};
+use crate::policy::lists::{SlotList, missing};
 
 /// Minima and maxima of the keys of every page of slots.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl Pages {
             page_rows(cache.positions().dims()[0], cache.layout().head_ranges(), page.max(1));
         let CacheOptions { device, dtype, .. } = cache.options();
         let mut bounds = zero_rows(rows, cache.head_dim(), device, *dtype);
-        let span = PageSpan::All { longest: longest(cache) };
+        let span = PageSpan::All { longest: cache.layout().most_capacity() };
         page_bounds(cache.keys(), cache.ranges(), &mut bounds, page, span)?;
         Ok(Self { page, bounds })
     }
@@ -113,7 +113,7 @@ impl PageBounds {
         let pages = cache.policy_state::<Self>();
         let pages = pages.and_then(|all| all.0.iter().find(|pages| pages.page == page));
         let bounds = &pages.ok_or_else(|| missing("pages of this size"))?.bounds;
-        let all = longest(cache).div_ceil(page).max(1);
+        let all = cache.layout().most_capacity().div_ceil(page).max(1);
         let ranges = cache.ranges();
         let scored = page_scores(query, bounds, ranges, budgets, all, options)?;
         // At least three pages are read whatever the budget, and at most the pages of a head range.

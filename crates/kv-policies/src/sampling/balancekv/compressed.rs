@@ -1,3 +1,5 @@
+//! The outcome of halving a prompt: the tokens that stay, with their weights, as a plan.
+
 use kv_core::Selection;
 
 use crate::{Plan, Result};

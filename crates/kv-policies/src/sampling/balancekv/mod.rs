@@ -1,3 +1,11 @@
+//! BalanceKV (<https://arxiv.org/abs/2502.07861>) on prompts: blocks of tokens are halved so that
+//! both halves attend alike.
+//!
+//! * [`walk`]: the halving itself; [`official`]: the walk as in the authors' code; [`compressed`]:
+//!   the tokens that a walk leaves.
+//! * [`anchors`], [`augmented`]: `balancekv-augmented`, whose tokens that stand apart stay exact.
+//! * [`merge_reduce`], [`stream`]: `balancekv-stream`, which works in levels and while decoding.
+
 mod anchors;
 mod augmented;
 mod compressed;

@@ -1,3 +1,5 @@
+//! The self-balancing walk (Algorithm 2), over the blocks of a list of tokens.
+
 use std::f32::consts::LN_2;
 
 use burn::tensor::{DType, Int, Tensor};

@@ -1,33 +1,33 @@
 mod parts;
+mod prompt;
+mod quantized;
 mod sketch;
 mod steps;
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Tensor};
 use kv_core::{Budget, CacheOptions, LayerAllocation, LayerCache, Room, Selection, counted};
 use rand::Rng;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use crate::policy::config::{Config, config_of, invalid};
-use crate::policy::ends::protected;
+use crate::policy::config::{Config, config_of};
 use crate::policy::generator::generator;
 use crate::policy::notice::warn_once;
 use crate::{
     Capabilities, Composition, EvictionPolicy, LayerContext, Needs, Observation, Plan, Policy,
-    PolicyError, Reduction, Result, StepPlan,
+    PolicyError, Result, StepPlan,
 };
 use parts::{Parts, Shares, least};
+use prompt::{CANDIDATES, FOREIGN, candidates, exact_tokens, joint, scores};
 
+pub use quantized::{QuantizedHead, QuantizedReviver, QuantizedReviverOptions, QuantizedTokens};
 pub use sketch::{Sketch, SketchHead, SketchOptions};
 pub use steps::SketchedOutput;
 
 const NAME: &str = "kvreviver";
-/// The option that configures the policy which scores prompts.
-const CANDIDATES: &str = "candidates";
-/// Options that `candidates` may not have: how much is kept, where and when. `candidates` only
-/// scores prompts.
-const FOREIGN: [&str; 4] = ["budget", "layers", "decode", "interval"];
+/// The option that names the form of the vague part.
+const VAGUE: &str = "vague";
 
 /// KVReviver (2026): tokens that other policies would drop go into a count-sketch. Every step
 /// estimates them from it, so that attention sees all tokens (algorithms 1 to 4).
@@ -72,7 +72,7 @@ pub struct KvReviverOptions {
     #[serde(default = "default_candidate")]
     pub candidate: f64,
     /// Share of the sketch.
-    #[serde(default = "default_sketch_share", alias = "vague")]
+    #[serde(default = "default_sketch_share")]
     pub sketch_share: f64,
     /// `r`
     #[serde(default = "default_buckets")]
@@ -208,109 +208,25 @@ impl KvReviver {
         Ok((budget, self.options.shares().of(budget, self.options.buckets)?))
     }
 
-    /// The accumulated attention of a prompt's tokens, `[B, Hkv, T]`.
-    fn scores(&self, observation: &Observation<'_>, parts: Parts) -> Result<Tensor<3>> {
-        let [batch, kv_heads, tokens, _] = observation.dims();
-        let missing = |what| PolicyError::MissingObservation { policy: NAME, what };
-        let Some(candidates) = &self.candidates else {
-            let sums = observation.column_sums.clone();
-            let sums = sums.ok_or_else(|| missing("column sums of attention"))?;
-            return Ok(Reduction::Sum.groups(sums, kv_heads));
-        };
-        // Short prompts are kept whole, but their tokens need scores, too.
-        let budget = parts.exact().min(tokens.saturating_sub(1)).max(1);
-        let scores = match candidates.with_budget(Budget::Tokens(budget)) {
-            Ok(candidates) => candidates.rank(observation)?.map(|(scores, _)| scores),
-            // More tokens are protected than the prompt has.
-            Err(_) if tokens <= parts.exact() => None,
-            Err(error) => return Err(error),
-        };
-        let Some(scores) = scores else {
-            if tokens > parts.exact() {
-                return Err(joint(candidates.name()));
-            }
-            let device = observation.keys.device();
-            return Ok(Tensor::zeros([batch, kv_heads, tokens], (&device, DType::F32)));
-        };
-        // Protected tokens have +∞, and get the highest score of the others.
-        let endless = scores.clone().is_inf().bool_and(scores.clone().greater_scalar(0.0));
-        let highest = scores.clone().mask_fill(endless.clone(), f32::MIN).max_dim(2);
-        let scores = scores.mask_where(endless, highest.expand([batch, kv_heads, tokens]));
-        let lowest = scores.clone().min_dim(2);
-        let scores = scores - lowest;
-        let total = scores.clone().sum_dim(2).clamp_min(f32::MIN_POSITIVE);
-        let mass = (group(observation) * tokens) as f64;
-        Ok(scores.mul_scalar(mass) / total)
-    }
-
-    /// Tokens that share an entry of the sketch behind a prompt of `prompt` tokens:
-    /// `r (T - E) / N`, where `N` entries in `r` buckets stand for all but `E` of `T` tokens.
-    /// `None` where all tokens are kept exactly.
-    pub fn sketch_load(&self, prompt: usize) -> Option<f64> {
-        let slots = self.options.budget.resolve(prompt) as f64;
-        let (entries, buckets) = (slots * self.options.sketch_share, self.options.buckets as f64);
-        let sketched = prompt as f64 - (slots - entries);
-        (sketched > 0.0).then(|| buckets * sketched / entries.max(buckets))
-    }
-
-    /// The policy from its configuration.
+    /// The policy from its configuration: the form that `vague` names, the paper's by default.
     pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
+        match config.take(VAGUE) {
+            None => {}
+            Some(Value::String(form)) if form == "sketch" => {}
+            Some(Value::String(form)) if form == quantized::FORM => {
+                return QuantizedReviver::from_config(config);
+            }
+            // An earlier name of the sketch's share.
+            Some(share @ Value::Number(_)) => config.set_default("sketch_share", share),
+            Some(other) => {
+                let reason = format!("`vague` is {other}, expected \"sketch\" or \"quantized\"");
+                return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
+            }
+        }
         let candidates = candidates(config)?;
         let options = config.take_beside::<KvReviverOptions>(NAME, "`candidates` with its own")?;
         Ok(Arc::new(Self::new(options, candidates)?))
     }
-}
-
-fn joint(name: &str) -> PolicyError {
-    let reason = format!("`candidates` is `{name}`, whose heads do not choose for themselves");
-    PolicyError::InvalidConfig { policy: NAME.into(), reason }
-}
-
-/// The tokens of a prompt that are kept exactly: all of a short prompt; else the most recent
-/// tokens, and the other tokens of the highest scores.
-fn exact_tokens(
-    observation: &Observation<'_>,
-    budget: usize,
-    parts: Parts,
-    scores: Tensor<3>,
-) -> Result<Selection> {
-    let [batch, kv_heads, tokens, _] = observation.dims();
-    if budget >= tokens {
-        return Ok(Selection::all(batch * kv_heads, tokens));
-    }
-    Ok(Selection::highest(protected(scores, 0, parts.recents), parts.exact())?)
-}
-
-/// Query heads to a key-value head, as far as an observation shows.
-fn group(observation: &Observation<'_>) -> usize {
-    let kv_heads = observation.dims()[1];
-    let heads = [
-        observation.column_sums.as_ref().map(|sums| sums.dims()[1]),
-        observation.window.as_ref().map(|window| window.dims()[1]),
-        observation.raw_queries.as_ref().map(|queries| queries.dims()[1]),
-    ];
-    heads.into_iter().flatten().next().map_or(1, |heads| heads / kv_heads)
-}
-
-/// The policy that scores prompts, by name or configuration without a budget.
-fn candidates(config: &mut Config) -> Result<Option<Arc<dyn EvictionPolicy>>> {
-    let Some(mut candidates) = config.take_part(CANDIDATES, None) else { return Ok(None) };
-    if let Some(candidates) = candidates.as_object_mut() {
-        if let Some(key) = FOREIGN.iter().find(|key| candidates.contains_key(**key)) {
-            let reason = format!(
-                "`{key}` in `candidates`, expected it beside, if at all: they score prompts alone"
-            );
-            return Err(invalid(NAME, reason));
-        }
-        candidates.insert("budget".into(), serde_json::json!(1.0));
-    }
-    let policy = config.build(&candidates)?;
-    let name = policy.name();
-    let evictor = policy.into_eviction_policy().ok_or_else(|| {
-        let reason = format!("`candidates` is `{name}`, expected a policy that scores tokens");
-        invalid(NAME, reason)
-    })?;
-    Ok(Some(evictor))
 }
 
 impl Policy for KvReviver {
@@ -318,7 +234,7 @@ impl Policy for KvReviver {
         NAME
     }
 
-    fn config(&self) -> serde_json::Value {
+    fn config(&self) -> Value {
         let mut config = config_of(NAME, &self.options);
         if let Some(candidates) = &self.candidates {
             let mut inner = candidates.config();
@@ -332,6 +248,16 @@ impl Policy for KvReviver {
 
     fn budget(&self) -> Option<Budget> {
         Some(self.options.budget)
+    }
+
+    /// Tokens that share an entry of the sketch behind a prompt of `prompt` tokens:
+    /// `r (T - E) / N`, where `N` entries in `r` buckets stand for all but `E` of `T` tokens.
+    /// `None` where all tokens are kept exactly.
+    fn sketch_load(&self, prompt: usize) -> Option<f64> {
+        let slots = self.options.budget.resolve(prompt) as f64;
+        let (entries, buckets) = (slots * self.options.sketch_share, self.options.buckets as f64);
+        let sketched = prompt as f64 - (slots - entries);
+        (sketched > 0.0).then(|| buckets * sketched / entries.max(buckets))
     }
 
     fn composition(&self) -> Composition<'_> {
@@ -350,8 +276,8 @@ impl Policy for KvReviver {
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
         let (budget, parts) = self.parts(observation)?;
-        let scores = self.scores(observation, parts)?;
-        Ok(exact_tokens(observation, budget, parts, scores)?.into())
+        let scores = scores(observation, self.candidates.as_ref(), parts.exact())?;
+        Ok(exact_tokens(observation, budget, [parts.exact(), parts.recents], scores)?.into())
     }
 
     fn init_cache(
@@ -400,8 +326,9 @@ impl Policy for KvReviver {
             return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
         }
         let (budget, parts) = self.parts(observation)?;
-        let scores = self.scores(observation, parts)?;
-        let selection = exact_tokens(observation, budget, parts, scores.clone())?;
+        let scores = scores(observation, self.candidates.as_ref(), parts.exact())?;
+        let selection =
+            exact_tokens(observation, budget, [parts.exact(), parts.recents], scores.clone())?;
         let (keys, values) = (observation.keys, observation.values);
         let room = self.room(observation, new_tokens)?;
         let device = options.device.clone();

@@ -62,7 +62,7 @@ impl Sketch {
             return self.attend_rebuilt(cache, query, newest);
         }
         let slots = [cache.keys().clone(), cache.values().clone()];
-        let longest = cache.layout().capacities().iter().max().copied().unwrap_or_default();
+        let longest = cache.layout().most_capacity();
         let tokens = SketchedTokens {
             sketch: self.source(),
             scores: self.scores(),

@@ -1,3 +1,5 @@
+//! The state of a stream's heads, as tensors of a cache.
+
 use burn::tensor::{DType, Tensor};
 use kv_core::{LayerCache, read_f32, read_i32};
 

@@ -1,3 +1,10 @@
+//! BalanceKV as a stream (Algorithms 1 and 4): tokens wait in batches and move up through levels,
+//! which are halved when they are full.
+//!
+//! * [`sizes`]: the sizes of batches and levels.
+//! * [`waiting`]: a decode step's part; [`take`]: how a batch enters the levels.
+//! * [`head`]: the state that a cache keeps of each head.
+
 mod head;
 mod sizes;
 mod take;

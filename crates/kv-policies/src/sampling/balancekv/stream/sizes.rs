@@ -1,3 +1,5 @@
+//! Sizes of a stream.
+
 /// The sizes that follow from a prompt's budget.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {

@@ -1,3 +1,5 @@
+//! Batches that enter a stream's levels, and the weights that tokens have there.
+
 use std::collections::BTreeMap;
 
 use super::BalanceKvStream;

@@ -1,3 +1,5 @@
+//! Decode steps of a stream: tokens wait until a batch is full.
+
 use kv_core::{LayerCache, NUMERATORS, Selection, read_f32};
 
 use super::head::Head;

@@ -22,13 +22,13 @@ impl Mean {
         self.count += other.count;
     }
 
-    /// The mean, where there is anything.
+    /// The mean; `None` of no numbers.
     pub(crate) fn value(self) -> Option<f64> {
         (self.count > 0.0).then(|| self.sum / self.count)
     }
 }
 
-/// The quantity that a bound is of.
+/// The quantity that is bounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Bound {
     /// The attention that a shared set drops (lemma 9, and odds).
@@ -80,7 +80,7 @@ impl Means {
         }
     }
 
-    /// The mean of a metric, where anything of it was taken.
+    /// The mean of a metric; `None` where no number of the metric was taken.
     pub(crate) fn of(&self, metric: &str) -> Option<f64> {
         self.means.get(metric)?.value()
     }
@@ -90,7 +90,7 @@ impl Means {
         !self.verdicts.is_empty()
     }
 
-    /// All means; of verdicts the worst of the kinds of bounds that there are.
+    /// All means, and the worst verdicts over the kinds of bounds.
     pub(crate) fn all(&self) -> Vec<(&'static str, f64)> {
         let means = self.means.iter().filter_map(|(metric, mean)| Some((*metric, mean.value()?)));
         let worst = |metric, of: fn(&Verdicts) -> Mean| {

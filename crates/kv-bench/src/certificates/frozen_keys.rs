@@ -162,9 +162,9 @@ impl FrozenLayer<'_> {
     }
 }
 
-/// Theorem 8, with constants that are fitted to the updates of all `layers`, on all queries that it
-/// is checked on, each with its own norm in place of the largest: returns, layer by layer, the
-/// means of each query head.
+/// Checks theorem 8 on all queries that are kept for checks. Its constants are fitted to the
+/// updates of all `layers`; each query's own norm takes the place of the largest norm. Returns the
+/// means of each query head, layer by layer.
 pub(crate) fn conclude(layers: &[&FreezeError], head_dim: usize) -> Vec<Vec<Means>> {
     let first = layers.iter().position(|moved| moved.update > 0.0).unwrap_or(0);
     let freezing = layers.iter().enumerate().filter(|(_, moved)| moved.update > 0.0);

@@ -1,5 +1,5 @@
-//! The attention that shared sets drop (PrHS's CIS): the bound of lemma 9, the tighter one from
-//! odds, and the distance of a set from the best one (equation 42).
+//! The attention that shared sets drop (PrHS's CIS): the bound of lemma 9, a tighter bound from
+//! odds, and the distance of a set from the best set (equation 42).
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::ROUNDING;
 use super::means::{Bound, Means};
 use crate::record::metric;
 
-/// What bounds take of a layer's heads, on the host.
+/// The numbers of a layer's heads that bounds need, on the host.
 pub(crate) struct PromptHeads {
     /// Queries of the decoded tokens, `[Hq, steps, D]`.
     queries: Vec<f32>,
@@ -25,7 +25,7 @@ pub(crate) struct PromptHeads {
 }
 
 impl PromptHeads {
-    /// Of a prompt whose last `steps` tokens are decoded.
+    /// The numbers of a prompt whose last `steps` tokens are decoded.
     ///
     /// # Shapes
     /// `queries` `[1, Hq, T, D]`, `keys` `[1, Hkv, T, D]`, behind RoPE.
@@ -75,9 +75,9 @@ pub(crate) struct QueryStep<'a> {
     /// The query head, and its key-value head.
     pub(crate) head: usize,
     pub(crate) kv_head: usize,
-    /// What the sets of its range have come to.
+    /// The sets of its head range after the step.
     pub(crate) own: &'a RangeSets,
-    /// First tokens in sight, and the one from which on all others are.
+    /// The number of first tokens in sight, and the token from which on all tokens are in sight.
     pub(crate) in_sight: [usize; 2],
     /// Its attention to all tokens so far.
     pub(crate) attention: &'a [f64],
@@ -118,8 +118,8 @@ struct Retrieval {
 }
 
 impl Retrievals {
-    /// Notes a step that retrieves. Of one that shares, says what bounds take of it, where they
-    /// cover it.
+    /// Notes a step that retrieves. Of a step that shares, returns the numbers that bounds need;
+    /// `None` where no bound covers the step.
     pub(crate) fn follow(
         &mut self,
         heads: &PromptHeads,
@@ -186,8 +186,7 @@ pub(crate) fn take_information_loss(means: &mut Means, mass: f64, tokens: usize)
     means.take(metric::INFORMATION_LOSS, information_loss(lost, tokens as f64));
 }
 
-/// Takes in a head's shared set beside the best that could have been chosen in its place (equation
-/// 42).
+/// Takes a head's shared set, beside the best set that it could have had (equation 42).
 fn take_set(
     means: &mut Means,
     step: &SharedStep,

@@ -114,7 +114,7 @@ pub enum WeightsError {
 }
 
 /// The first few of many names.
-pub(super) fn listed(names: &[String]) -> String {
+pub(crate) fn listed(names: &[String]) -> String {
     const SHOWN: usize = 4;
     let quoted: Vec<String> = names.iter().take(SHOWN).map(|name| format!("`{name}`")).collect();
     match names.len().saturating_sub(SHOWN) {

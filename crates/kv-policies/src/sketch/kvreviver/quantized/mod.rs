@@ -1,0 +1,374 @@
+//! KVReviver with a quantised vague part, in place of the paper's sketch.
+
+mod state;
+
+use std::sync::Arc;
+
+use burn::tensor::{DType, Tensor};
+use kv_core::{Budget, CacheOptions, LayerAllocation, LayerCache, Room, Selection};
+use kv_kernels::{
+    AttendedSlots, DecodeAttentionOptions, GroupReduction, QuantizedBits, QuantizedPool,
+    scatter_scalars,
+};
+use serde::{Deserialize, Serialize};
+
+use super::prompt::{CANDIDATES, FOREIGN, candidates, exact_tokens, joint, scores};
+use super::{NAME, VAGUE};
+use crate::policy::config::{Config, config_of};
+use crate::{
+    Capabilities, Composition, EvictionPolicy, LayerContext, Needs, Observation, Plan, Policy,
+    PolicyError, Result, StepPlan,
+};
+
+pub use state::{QuantizedHead, QuantizedTokens};
+
+/// The value of `vague` that names this form.
+pub(super) const FORM: &str = "quantized";
+const BLOCK: usize = QuantizedPool::BLOCK;
+/// The fewest exact slots: a recent token and a candidate.
+const LEAST: usize = 2;
+
+/// KVReviver with a quantised vague part (ours): tokens that leave the exact slots are kept in a
+/// few bits a number, and attention reads them so ([`kv_kernels::quantized_attention`]).
+///
+/// The paper's sketch cannot bring tokens back: at its own settings tens of tokens share each entry.
+/// In the bytes of the paper's budget there is room for two bits of each number of most tokens: a
+/// slot of 128 dimensions takes 15 % of a 16-bit slot.
+///
+/// A head's budget `B`, in bytes of 16-bit slots, holds `E` exact slots and `V` quantised ones of
+/// `q` times the bytes: `E + q V ≤ B`. `E` is at least the share `exact` of `B`. All tokens are
+/// kept where they find room; else the tokens of the lowest scores are dropped. Exact slots hold the
+/// most recent tokens and the tokens of the highest accumulated attention, as in the paper. While
+/// decoding, each 64 exact slots over the limit go into the vague part as a block: the ones of the
+/// lowest scores that are not recent. A full vague part gives up its oldest block. Vague tokens have
+/// no scores, and do not become exact again.
+#[derive(Debug, Clone)]
+pub struct QuantizedReviver {
+    options: QuantizedReviverOptions,
+    /// The policy that scores prompts, in place of accumulated attention.
+    candidates: Option<Arc<dyn EvictionPolicy>>,
+}
+
+/// The options of KVReviver with a quantised vague part.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QuantizedReviverOptions {
+    /// Slots per key-value head whose bytes, at 16 bits a number, all parts share.
+    pub budget: Budget,
+    /// How layers share the budget.
+    #[serde(default)]
+    pub layers: LayerAllocation,
+    /// The least share of the budget that exact slots have.
+    #[serde(default = "default_exact")]
+    pub exact: f64,
+    /// The share of the exact slots that the most recent tokens have.
+    #[serde(default = "default_recent")]
+    pub recent: f64,
+    /// Bits of a number of a quantised key.
+    #[serde(default = "default_bits")]
+    pub key_bits: usize,
+    /// Bits of a number of a quantised value.
+    #[serde(default = "default_bits")]
+    pub value_bits: usize,
+}
+
+fn default_exact() -> f64 {
+    0.4
+}
+
+/// As in the paper, where recent tokens and candidates have equal shares.
+fn default_recent() -> f64 {
+    0.5
+}
+
+fn default_bits() -> usize {
+    2
+}
+
+/// The parts of one layer, of each of its head ranges.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Parts {
+    /// Slots kept exactly.
+    exact: usize,
+    /// The number of exact slots for the most recent tokens.
+    recents: usize,
+    /// Quantised slots, whole blocks.
+    vague: usize,
+}
+
+impl QuantizedReviverOptions {
+    /// The default options.
+    pub fn new(budget: Budget) -> Self {
+        Self {
+            budget,
+            layers: LayerAllocation::Uniform,
+            exact: default_exact(),
+            recent: default_recent(),
+            key_bits: default_bits(),
+            value_bits: default_bits(),
+        }
+    }
+
+    fn bits(&self) -> QuantizedBits {
+        QuantizedBits { keys: self.key_bits, values: self.value_bits }
+    }
+
+    /// The bytes of a quantised slot, as a share of the bytes of a 16-bit slot.
+    fn slot_share(&self, head_dim: usize) -> f64 {
+        QuantizedPool::slot_bytes(head_dim, self.bits()) / (4 * head_dim) as f64
+    }
+
+    /// The parts of `budget` slots for up to `tokens` tokens of `head_dim` numbers, with room for
+    /// `over` exact slots beside.
+    fn parts(&self, budget: usize, tokens: usize, over: usize, head_dim: usize) -> Parts {
+        let share = self.slot_share(head_dim);
+        let own = |exact: usize, vague: usize| {
+            let recents = ((exact as f64 * self.recent).round() as usize).clamp(1, exact - 1);
+            Parts { exact, recents, vague }
+        };
+        if budget >= tokens {
+            return own(budget.max(LEAST), 0);
+        }
+        let rest = (budget as f64 - over as f64).max(LEAST as f64);
+        let least = ((rest * self.exact).ceil() as usize).clamp(LEAST, rest as usize);
+        // `E + q V` is to be the budget, and `E + V` all tokens.
+        let wanted = (tokens as f64 - rest).max(0.0) / (1.0 - share).max(f64::EPSILON);
+        let vague = wanted.min((rest - least as f64) / share) as usize / BLOCK * BLOCK;
+        // Tokens that would not fill a block are exact, where the budget has room for them.
+        let exact = (rest - vague as f64 * share) as usize;
+        own(exact.max(least), vague)
+    }
+}
+
+impl QuantizedReviver {
+    /// `candidates` scores prompts in place of accumulated attention, as for
+    /// [`super::KvReviver::new`].
+    ///
+    /// # Errors
+    /// [`PolicyError::InvalidConfig`] for shares outside 0 to 1, bits outside 1 to 8, a budget of
+    /// fewer than two tokens, and for candidates whose heads choose together.
+    pub fn new(
+        options: QuantizedReviverOptions,
+        candidates: Option<Arc<dyn EvictionPolicy>>,
+    ) -> Result<Self> {
+        let invalid = |reason: String| PolicyError::InvalidConfig { policy: NAME.into(), reason };
+        options.budget.validate()?;
+        for (name, share) in [("exact", options.exact), ("recent", options.recent)] {
+            if !(share > 0.0 && share <= 1.0) {
+                return Err(invalid(format!("`{name}` is {share}, expected above 0, up to 1")));
+            }
+        }
+        for (name, bits) in [("key_bits", options.key_bits), ("value_bits", options.value_bits)] {
+            if !(1..=8).contains(&bits) {
+                return Err(invalid(format!("`{name}` is {bits}, expected 1 to 8")));
+            }
+        }
+        if let Budget::Tokens(budget) = options.budget
+            && budget < LEAST
+        {
+            return Err(invalid(format!("`budget` is {budget}, expected at least {LEAST} tokens")));
+        }
+        if let Some(together) = candidates.as_ref().filter(|own| !own.heads_choose()) {
+            return Err(joint(together.name()));
+        }
+        Ok(Self { options, candidates })
+    }
+
+    /// The options.
+    pub fn options(&self) -> &QuantizedReviverOptions {
+        &self.options
+    }
+
+    /// One layer's budget, and its parts.
+    fn parts(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<(usize, Parts)> {
+        let LayerContext { index, count } = observation.layer;
+        let [.., tokens, head_dim] = observation.dims();
+        let layers = &self.options.layers;
+        let (budget, all) = match self.options.budget {
+            // Budgets in tokens fill up behind short prompts.
+            Budget::Tokens(budget) => {
+                (layers.spread(count, budget, LEAST, usize::MAX)?[index], tokens + new_tokens)
+            }
+            budget => {
+                let slots = budget.resolve(tokens).max(LEAST);
+                (layers.spread(count, slots, LEAST, tokens.max(LEAST))?[index], tokens)
+            }
+        };
+        let over = new_tokens.min(BLOCK);
+        Ok((budget, self.options.parts(budget, all, over, head_dim)))
+    }
+
+    /// The policy from its configuration.
+    pub(super) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
+        let candidates = candidates(config)?;
+        let beside = "`candidates` with its own";
+        let options = config.take_beside::<QuantizedReviverOptions>(NAME, beside)?;
+        Ok(Arc::new(Self::new(options, candidates)?))
+    }
+}
+
+impl Policy for QuantizedReviver {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn config(&self) -> serde_json::Value {
+        let mut config = config_of(NAME, &self.options);
+        config[VAGUE] = FORM.into();
+        if let Some(candidates) = &self.candidates {
+            let mut inner = candidates.config();
+            if let Some(inner) = inner.as_object_mut() {
+                FOREIGN.iter().for_each(|key| drop(inner.remove(*key)));
+            }
+            config[CANDIDATES] = inner;
+        }
+        config
+    }
+
+    fn budget(&self) -> Option<Budget> {
+        Some(self.options.budget)
+    }
+
+    fn composition(&self) -> Composition<'_> {
+        match &self.candidates {
+            Some(candidates) => Composition::Around { option: CANDIDATES, inner: &**candidates },
+            None => Composition::None,
+        }
+    }
+
+    fn needs(&self) -> Needs {
+        match &self.candidates {
+            Some(candidates) => candidates.needs(),
+            None => Needs { column_sums: true, ..Needs::default() },
+        }
+    }
+
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        let (budget, parts) = self.parts(observation, 0)?;
+        let scores = scores(observation, self.candidates.as_ref(), parts.exact)?;
+        Ok(exact_tokens(observation, budget, [parts.exact, parts.recents], scores)?.into())
+    }
+
+    fn init_cache(
+        &self,
+        _cache: &mut LayerCache,
+        _observation: &Observation<'_>,
+        _selection: &Selection,
+    ) -> Result<()> {
+        let reason = "its parts need the number of tokens to come, as `prefill` is told".into();
+        Err(PolicyError::InvalidConfig { policy: NAME.into(), reason })
+    }
+
+    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
+        let (_, Parts { exact, vague, .. }) = self.parts(observation, new_tokens)?;
+        // Without a vague part nothing leaves, and tokens to come find room of their own.
+        let over = if vague == 0 { new_tokens.max(1) } else { BLOCK };
+        Ok(Room::Limited { limit: exact, over, new_tokens })
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { changes_decode: true, combines: false, ..Capabilities::default() }
+    }
+
+    fn restore(&self, cache: &mut LayerCache) -> Result<()> {
+        Ok(cache.restore_state::<QuantizedTokens>()?)
+    }
+
+    fn plan(&self, _layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
+        // A step that moves a block into the vague part launches other kernels.
+        let moves = QuantizedTokens::of(cache)?.is_due(cache, 1);
+        Ok(StepPlan::attend_with(move |cache, query, step| {
+            let options =
+                DecodeAttentionOptions { logits: true, log_sum_exp: true, ..Default::default() };
+            let attention = cache.attend(query.clone(), options)?;
+            let missing = |what| PolicyError::MissingObservation { policy: NAME, what };
+            let before = AttendedSlots {
+                output: attention.output,
+                log_sum_exp: attention.log_sum_exp.ok_or_else(|| missing("log-sum-exp"))?,
+            };
+            let logits = attention.logits.ok_or_else(|| missing("logits"))?;
+            let AttendedSlots { output, log_sum_exp } =
+                QuantizedTokens::of(cache)?.attend(query, before)?;
+            cache.add_probabilities(
+                QuantizedTokens::SCORES,
+                logits,
+                log_sum_exp,
+                GroupReduction::Sum,
+            )?;
+            if moves {
+                QuantizedTokens::take_weakest(cache, &step.position)?;
+            }
+            Ok(output)
+        })
+        .recordable(!moves))
+    }
+
+    fn prefill(
+        &self,
+        observation: &Observation<'_>,
+        new_tokens: usize,
+        options: CacheOptions,
+    ) -> Result<LayerCache> {
+        let [batch, kv_heads, tokens, head_dim] = observation.dims();
+        if observation.prompt_tokens != tokens {
+            let reason = format!(
+                "{tokens} of {} prompt tokens reach this layer, expected all of them",
+                observation.prompt_tokens
+            );
+            return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
+        }
+        let (budget, parts) = self.parts(observation, new_tokens)?;
+        let scores = scores(observation, self.candidates.as_ref(), parts.exact)?;
+        let kept = [parts.exact, parts.recents];
+        let selection = exact_tokens(observation, budget, kept, scores.clone())?;
+        let (keys, values) = (observation.keys, observation.values);
+        let room = self.room(observation, new_tokens)?;
+        let device = options.device.clone();
+        let mut cache = LayerCache::from_prefill(
+            keys,
+            values,
+            observation.positions,
+            &selection,
+            room,
+            options,
+        )?;
+        let head = QuantizedHead {
+            blocks: parts.vague / BLOCK,
+            limit: parts.exact.max(selection.lengths()[0]),
+            recents: parts.recents,
+        };
+        cache.set_limits(vec![head.limit; batch * kv_heads])?;
+        let mut state = QuantizedTokens::new(
+            vec![head; batch * kv_heads],
+            kv_heads,
+            head_dim,
+            self.options.bits(),
+            &device,
+        );
+        state.fill(keys, values, &vague_tokens(scores.clone(), &selection, parts.vague)?)?;
+        cache.insert_policy_state(state);
+        cache.set_kept_track(QuantizedTokens::SCORES, scores.flatten(0, 1), &selection, 0.0)?;
+        Ok(cache)
+    }
+}
+
+/// The tokens of a prompt that go into the vague part: the tokens of the highest scores that are
+/// not exact, whole blocks of them.
+fn vague_tokens(scores: Tensor<3>, exact: &Selection, vague: usize) -> Result<Selection> {
+    let [batch, kv_heads, tokens] = scores.dims();
+    let lengths = vec![tokens; batch * kv_heads];
+    let others = exact.others(&lengths)?;
+    let left = others.lengths().iter().min().copied().unwrap_or_default();
+    let count = vague.min(left) / BLOCK * BLOCK;
+    if count == 0 {
+        return Ok(Selection::all(batch * kv_heads, 0));
+    }
+    // Exact tokens go last.
+    let device = scores.device();
+    let firsts: Vec<usize> = (0..batch * kv_heads).map(|range| range * tokens).collect();
+    let slots = exact.lists(&firsts, &device)?.slots.flatten::<1>(0, 1);
+    let mut flat = scores.reshape([batch * kv_heads * tokens]).mul_scalar(1.0);
+    let lowest = Tensor::full(slots.dims(), f32::MIN, (&device, DType::F32));
+    scatter_scalars(&mut flat, slots, lowest)?;
+    Ok(Selection::highest(flat.reshape([batch, kv_heads, tokens]), count)?)
+}

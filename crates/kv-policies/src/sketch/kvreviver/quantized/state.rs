@@ -1,0 +1,423 @@
+//! The quantised tokens of a layer, and the steps that add to them.
+
+use std::collections::BTreeMap;
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use kv_core::{
+    Error, HostState, LayerCache, LoadState, PolicyState, Result, SavedState, Selection,
+    StateBytes, StepLengths, expect_shape,
+};
+use kv_kernels::{
+    AttendedSlots, QuantizedBits, QuantizedPool, SlotRanges, quantize_slots, quantized_attention,
+};
+use serde::{Deserialize, Serialize};
+
+const BLOCK: usize = QuantizedPool::BLOCK;
+
+/// The sizes of one head range's exact and quantised parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QuantizedHead {
+    /// Blocks of quantised slots that the range has room for; 0 for a range that quantises nothing.
+    pub blocks: usize,
+    /// Slots that are kept exactly.
+    pub limit: usize,
+    /// The number of exact slots for the most recent tokens.
+    pub recents: usize,
+}
+
+/// The quantised tokens of a layer, in whole blocks. A range with no free block overwrites its
+/// oldest one.
+#[derive(Debug)]
+pub struct QuantizedTokens {
+    pool: QuantizedPool,
+    heads: Vec<QuantizedHead>,
+    kv_heads: usize,
+    head_dim: usize,
+    /// Blocks that each range has written so far, `[B * Hkv]`; more than its room once it has
+    /// overwritten some.
+    written: Vec<usize>,
+    /// The quantised slots of each range, on the device.
+    ranges: SlotRanges,
+}
+
+impl QuantizedTokens {
+    /// The track of the attention that exact slots have accumulated.
+    pub const SCORES: &'static str = "score";
+
+    /// Room for the quantised tokens of heads `[B * Hkv]`.
+    pub fn new(
+        heads: Vec<QuantizedHead>,
+        kv_heads: usize,
+        head_dim: usize,
+        bits: QuantizedBits,
+        device: &Device,
+    ) -> Self {
+        let blocks = heads.iter().map(|head| head.blocks).sum();
+        let pool = QuantizedPool::new(blocks, head_dim, bits, device);
+        let written = vec![0; heads.len()];
+        Self::of_pool(pool, heads, kv_heads, head_dim, written)
+    }
+
+    fn of_pool(
+        pool: QuantizedPool,
+        heads: Vec<QuantizedHead>,
+        kv_heads: usize,
+        head_dim: usize,
+        written: Vec<usize>,
+    ) -> Self {
+        let device = pool.value_scales.device();
+        let offsets = first_blocks(&heads).map(|first| first * BLOCK).collect();
+        let ranges = SlotRanges {
+            offsets: grid(offsets, kv_heads, &device),
+            lengths: grid(lengths(&heads, &written), kv_heads, &device),
+        };
+        Self { pool, heads, kv_heads, head_dim, written, ranges }
+    }
+
+    /// The quantised tokens of a cache.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`] where it has none.
+    pub fn of(cache: &LayerCache) -> Result<&Self> {
+        cache.policy_state().ok_or_else(without)
+    }
+
+    /// The number of quantised slots of each head range, `[B * Hkv]`.
+    pub fn lengths(&self) -> Vec<usize> {
+        lengths(&self.heads, &self.written)
+    }
+
+    /// The pool of quantised slots.
+    pub fn pool(&self) -> &QuantizedPool {
+        &self.pool
+    }
+
+    /// Quantises tokens of a prompt.
+    ///
+    /// # Shapes
+    /// `keys`, `values` `[B, Hkv, T, D]`; `tokens` has whole blocks of each head range, or none.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for more tokens than there is room for, [`Error::Kernel`].
+    pub(super) fn fill(
+        &mut self,
+        keys: &Tensor<4>,
+        values: &Tensor<4>,
+        tokens: &Selection,
+    ) -> Result<()> {
+        if tokens.total() == 0 {
+            return Ok(());
+        }
+        let [batch, kv_heads, count, head_dim] = keys.dims();
+        expect_shape("keys", &[batch * kv_heads, head_dim], &[self.heads.len(), self.head_dim])?;
+        let firsts: Vec<usize> = (0..batch * kv_heads).map(|range| range * count).collect();
+        let from = tokens.lists(&firsts, &keys.device())?.slots;
+        let rows = |of: &Tensor<4>| of.clone().reshape([batch * kv_heads * count, head_dim]);
+        let blocks: Vec<usize> = tokens.lengths().iter().map(|own| own / BLOCK).collect();
+        for (head, &blocks) in self.heads.iter().zip(&blocks) {
+            expect_shape("quantised blocks", &[blocks.min(head.blocks)], &[blocks])?;
+        }
+        self.write(rows(keys), rows(values), from, &blocks)
+    }
+
+    /// Writes `blocks` blocks of each range behind its last one.
+    fn write(
+        &mut self,
+        keys: Tensor<2>,
+        values: Tensor<2>,
+        from: Tensor<2, Int>,
+        blocks: &[usize],
+    ) -> Result<()> {
+        let places = first_blocks(&self.heads).zip(&self.heads).zip(&self.written).zip(blocks);
+        let to: Vec<i32> = places
+            .map(|(((first, head), written), &blocks)| match blocks {
+                0 => -1,
+                _ => (first + written % head.blocks) as i32,
+            })
+            .collect();
+        let to = Tensor::<1, Int>::from_data(to.as_slice(), (&from.device(), DType::I32));
+        quantize_slots(&mut self.pool, keys, values, from, to)?;
+        self.written.iter_mut().zip(blocks).for_each(|(written, blocks)| *written += blocks);
+        self.ranges.lengths = grid(self.lengths(), self.kv_heads, &self.pool.value_scales.device());
+        Ok(())
+    }
+
+    /// Continues the attention over exact slots over the quantised ones.
+    ///
+    /// # Errors
+    /// The errors of [`quantized_attention`].
+    pub fn attend(&self, query: Tensor<3>, before: AttendedSlots) -> Result<AttendedSlots> {
+        let longest = self.heads.iter().map(|head| head.blocks * BLOCK).max().unwrap_or_default();
+        Ok(quantized_attention(query, &self.pool, &self.ranges, before, None, longest)?)
+    }
+
+    /// Whether a step that appends `more` tokens moves a block of exact slots into the vague part.
+    pub(super) fn is_due(&self, cache: &LayerCache, more: usize) -> bool {
+        let lengths = cache.layout().lengths().iter().zip(&self.heads);
+        lengths.into_iter().any(|(length, head)| head.is_over(length + more))
+    }
+
+    /// Moves the 64 exact slots of the lowest scores that are not recent into the vague part, of
+    /// each range that is a block over its limit. `position` has the newest tokens' positions,
+    /// `[B]`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`] without quantised tokens or scores, [`Error::Kernel`].
+    pub(super) fn take_weakest(cache: &mut LayerCache, position: &Tensor<1, Int>) -> Result<()> {
+        let mut state = cache.take_policy_state::<Self>().ok_or_else(without)?;
+        let moved = state.take_weakest_of(cache, position);
+        cache.insert_policy_state(state);
+        moved
+    }
+
+    fn take_weakest_of(&mut self, cache: &mut LayerCache, position: &Tensor<1, Int>) -> Result<()> {
+        let lengths = cache.layout().lengths().to_vec();
+        let over = |(length, head): (&usize, &QuantizedHead)| head.is_over(*length);
+        let over: Vec<bool> = lengths.iter().zip(&self.heads).map(over).collect();
+        let counts: Vec<usize> = lengths
+            .iter()
+            .zip(&over)
+            .map(|(&length, &over)| if over { length - BLOCK } else { length })
+            .collect();
+        let kept = cache.highest(self.protected_scores(cache, position)?, &counts)?;
+        let victims = kept.others(&lengths)?;
+        let device = cache.options().device.clone();
+        let slots = victims.lists(cache.layout().offsets(), &device)?.slots;
+        let blocks: Vec<usize> = over.into_iter().map(usize::from).collect();
+        let (keys, values) = (cache.keys().clone(), cache.values().clone());
+        self.write(keys, values, slots, &blocks)?;
+        cache.retain(&kept)
+    }
+
+    /// Every slot's score, and of recent tokens a score above all others.
+    fn protected_scores(&self, cache: &LayerCache, position: &Tensor<1, Int>) -> Result<Tensor<1>> {
+        let scores = cache.track(Self::SCORES).cloned().ok_or_else(without)?;
+        let device = &cache.options().device;
+        let recents: Vec<i32> = self.heads.iter().map(|head| head.recents as i32).collect();
+        let recents = Tensor::<1, Int>::from_data(recents.as_slice(), (device, DType::I32));
+        let of_slots = |of: Tensor<1, Int>| of.select(0, cache.slot_ranges().clone());
+        let newest = position.clone().unsqueeze_dim::<2>(1);
+        let newest = newest.expand([position.dims()[0], self.kv_heads]).reshape([self.heads.len()]);
+        let first = of_slots(newest - recents);
+        let recent = cache.positions().clone().greater(first);
+        Ok(scores.mask_fill(recent, f32::MAX))
+    }
+}
+
+impl QuantizedHead {
+    /// Whether so many exact slots are a block over the limit.
+    fn is_over(&self, length: usize) -> bool {
+        self.blocks > 0 && length >= self.limit + BLOCK
+    }
+}
+
+/// The first block of each head range.
+fn first_blocks(heads: &[QuantizedHead]) -> impl Iterator<Item = usize> + '_ {
+    heads.iter().scan(0, |next, head| {
+        let first = *next;
+        *next += head.blocks;
+        Some(first)
+    })
+}
+
+fn lengths(heads: &[QuantizedHead], written: &[usize]) -> Vec<usize> {
+    let own = heads.iter().zip(written);
+    own.map(|(head, &written)| written.min(head.blocks) * BLOCK).collect()
+}
+
+/// Numbers of head ranges, `[B, Hkv]`, on the device.
+fn grid(values: Vec<usize>, kv_heads: usize, device: &Device) -> Tensor<2, Int> {
+    let values: Vec<i32> = values.into_iter().map(|value| value as i32).collect();
+    let batch = values.len() / kv_heads.max(1);
+    let flat = Tensor::<1, Int>::from_data(values.as_slice(), (device, DType::I32));
+    flat.reshape([batch, kv_heads])
+}
+
+fn without() -> Error {
+    Error::InvalidPlan { what: "step", reason: "the cache has no quantised tokens".into() }
+}
+
+/// A pool whose tensors `change` makes out of a pool's flat tensors. Flat, since some devices pad
+/// the rows of matrices, and kernels write pools in place.
+fn pool_by(
+    pool: &QuantizedPool,
+    change: impl Fn(Tensor<1, Int>) -> Tensor<1, Int>,
+) -> QuantizedPool {
+    let matrix = |own: &Tensor<2, Int>| {
+        let [rows, width] = own.dims();
+        change(own.clone().reshape([rows * width])).reshape([rows, width])
+    };
+    QuantizedPool {
+        key_codes: matrix(&pool.key_codes),
+        key_scales: matrix(&pool.key_scales),
+        value_codes: matrix(&pool.value_codes),
+        value_scales: change(pool.value_scales.clone()),
+        bits: pool.bits,
+    }
+}
+
+/// The rows of several pools, one after another.
+fn joined_pools(pools: &[&QuantizedPool]) -> QuantizedPool {
+    let matrix = |of: fn(&QuantizedPool) -> &Tensor<2, Int>| {
+        let [_, width] = of(pools[0]).dims();
+        let rows = pools.iter().map(|pool| of(pool).dims()[0]).sum::<usize>();
+        let flat = pools.iter().map(|pool| {
+            let [rows, width] = of(pool).dims();
+            of(pool).clone().reshape([rows * width])
+        });
+        Tensor::<1, Int>::cat(flat.collect(), 0).reshape([rows, width])
+    };
+    QuantizedPool {
+        key_codes: matrix(|pool| &pool.key_codes),
+        key_scales: matrix(|pool| &pool.key_scales),
+        value_codes: matrix(|pool| &pool.value_codes),
+        value_scales: Tensor::cat(pools.iter().map(|pool| pool.value_scales.clone()).collect(), 0),
+        bits: pools[0].bits,
+    }
+}
+
+impl QuantizedTokens {
+    fn with_pool(&self, pool: QuantizedPool) -> Self {
+        Self::of_pool(pool, self.heads.clone(), self.kv_heads, self.head_dim, self.written.clone())
+    }
+
+    fn concat(parts: &[&Self]) -> Result<Self> {
+        let first = parts[0];
+        let shape = [first.kv_heads, first.head_dim, first.pool.bits.keys, first.pool.bits.values];
+        for part in parts {
+            let own = [part.kv_heads, part.head_dim, part.pool.bits.keys, part.pool.bits.values];
+            expect_shape("heads, head dim and bits of quantised tokens", &own, &shape)?;
+        }
+        let heads: Vec<QuantizedHead> = parts.iter().flat_map(|part| part.heads.clone()).collect();
+        let written = parts.iter().flat_map(|part| part.written.clone()).collect();
+        // A cache without blocks has one unused block.
+        let own = |part: &Self| part.heads.iter().map(|head| head.blocks).sum::<usize>();
+        let with: Vec<_> =
+            parts.iter().filter(|part| own(part) > 0).map(|part| &part.pool).collect();
+        let pool = if with.is_empty() { first.pool.clone() } else { joined_pools(&with) };
+        Ok(Self::of_pool(pool, heads, first.kv_heads, first.head_dim, written))
+    }
+}
+
+/// The header of quantised tokens in a file.
+#[derive(Debug, Serialize, Deserialize)]
+struct Header {
+    heads: Vec<QuantizedHead>,
+    bits: [usize; 2],
+    written: Vec<usize>,
+}
+
+impl PolicyState for QuantizedTokens {
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    fn copied(&self) -> Option<Box<dyn PolicyState>> {
+        // A kernel that wrote through a shared tensor would write into both.
+        Some(Box::new(self.with_pool(pool_by(&self.pool, |own| own.add_scalar(0)))))
+    }
+
+    fn to_device(&self, device: &Device) -> Option<Box<dyn PolicyState>> {
+        Some(Box::new(self.with_pool(pool_by(&self.pool, |own| own.to_device(device)))))
+    }
+
+    fn joined(&self, others: &[&dyn PolicyState]) -> Result<Box<dyn PolicyState>> {
+        Ok(Box::new(Self::concat(&kv_core::states_of::<Self>(self, others)?)?))
+    }
+
+    fn to_host(&self) -> Result<Option<HostState>> {
+        let _work = kv_kernels::device_work();
+        let failed = |reason: String| Error::Read { what: "quantised tokens", reason };
+        let header = Header {
+            heads: self.heads.clone(),
+            bits: [self.pool.bits.keys, self.pool.bits.values],
+            written: self.written.clone(),
+        };
+        let header = serde_json::to_value(header).map_err(|error| failed(error.to_string()))?;
+        let matrix = |own: &Tensor<2, Int>| {
+            own.clone().try_into_data().map_err(|error| failed(error.to_string()))
+        };
+        let scales = self.pool.value_scales.clone().try_into_data();
+        let tensors = [
+            ("key_codes", matrix(&self.pool.key_codes)?),
+            ("key_scales", matrix(&self.pool.key_scales)?),
+            ("value_codes", matrix(&self.pool.value_codes)?),
+            ("value_scales", scales.map_err(|error| failed(error.to_string()))?),
+        ];
+        let tensors: BTreeMap<_, _> =
+            tensors.into_iter().map(|(name, data)| (name.to_string(), data)).collect();
+        Ok(Some(HostState::Saved(SavedState::of::<Self>(header, tensors))))
+    }
+
+    fn bytes(&self, _cache: &LayerCache) -> StateBytes {
+        let ranges = 2 * self.heads.len() * size_of::<i32>();
+        StateBytes { device: self.pool.bytes() + ranges, host: 0, scratch: 0 }
+    }
+
+    /// A step appends before a block moves.
+    fn lengths_of_step(&self, head: usize, before: usize) -> Option<StepLengths> {
+        let within = before + 1;
+        let behind = if self.heads[head].is_over(within) { within - BLOCK } else { within };
+        Some(StepLengths { within, behind })
+    }
+
+    /// Counts all blocks as written, without contents.
+    fn assume(&mut self, _tokens: usize) -> Result<()> {
+        self.written = self.heads.iter().map(|head| head.blocks).collect();
+        self.ranges.lengths = grid(self.lengths(), self.kv_heads, &self.pool.value_scales.device());
+        Ok(())
+    }
+}
+
+impl LoadState for QuantizedTokens {
+    const NAME: &'static str = "quantized";
+
+    fn load(mut saved: SavedState, cache: &LayerCache, _seen: &[usize]) -> Result<Self> {
+        let invalid = |reason: String| Error::InvalidPlan { what: "quantised tokens", reason };
+        let header = std::mem::take(&mut saved.header);
+        let header: Header =
+            serde_json::from_value(header).map_err(|error| invalid(error.to_string()))?;
+        let Header { heads, bits: [keys, values], written } = header;
+        let (ranges, head_dim) = (cache.layout().head_ranges(), cache.head_dim());
+        if heads.len() != ranges || written.len() != ranges {
+            let (heads, written) = (heads.len(), written.len());
+            return Err(invalid(format!(
+                "{heads} heads and {written} counts of blocks, expected {ranges}"
+            )));
+        }
+        if ![keys, values].iter().all(|bits| (1..=8).contains(bits)) {
+            return Err(invalid(format!("{keys} and {values} bits, expected 1 to 8")));
+        }
+        if cache.track(Self::SCORES).is_none() || cache.log_weights().is_some() {
+            let track = Self::SCORES;
+            return Err(invalid(format!("slots with weights, or without the track `{track}`")));
+        }
+        if let Some(head) = heads.iter().find(|head| head.recents > head.limit) {
+            let QuantizedHead { recents, limit, .. } = head;
+            return Err(invalid(format!("{recents} recent tokens of {limit} exact ones")));
+        }
+        let blocks = heads.iter().try_fold(0usize, |sum, head| sum.checked_add(head.blocks));
+        let blocks = blocks.filter(|blocks| blocks.checked_mul(BLOCK * head_dim).is_some());
+        let blocks = blocks.ok_or_else(|| invalid("blocks beyond counting".into()))?.max(1);
+        let words = |bits: usize| head_dim.div_ceil(32 / bits);
+        let slots = blocks * BLOCK;
+        let device = &cache.options().device;
+        // Flat first, as in `pool_by`.
+        let matrix = |data: &TensorData, shape: [usize; 2]| -> Result<Tensor<2, Int>> {
+            let numbers = data.as_slice::<i32>().map_err(|error| invalid(error.to_string()))?;
+            Ok(Tensor::<1, Int>::from_data(numbers, (device, DType::I32)).reshape(shape))
+        };
+        let key_codes = saved.take("key_codes", DType::I32, &[slots, words(keys)])?;
+        let key_scales = saved.take("key_scales", DType::I32, &[blocks, head_dim])?;
+        let value_codes = saved.take("value_codes", DType::I32, &[slots, words(values)])?;
+        let value_scales = saved.take("value_scales", DType::I32, &[slots])?;
+        let pool = QuantizedPool {
+            key_codes: matrix(&key_codes, [slots, words(keys)])?,
+            key_scales: matrix(&key_scales, [blocks, head_dim])?,
+            value_codes: matrix(&value_codes, [slots, words(values)])?,
+            value_scales: Tensor::from_data(value_scales, (device, DType::I32)),
+            bits: QuantizedBits { keys, values },
+        };
+        Ok(Self::of_pool(pool, heads, cache.layout().kv_heads(), head_dim, written))
+    }
+}
