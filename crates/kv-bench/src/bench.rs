@@ -6,7 +6,7 @@ use anyhow::Context;
 use burn::tensor::{DType, Device};
 use kv_core::{device_name, select_device};
 use kv_models::{Calibration, Model, PrefillPass};
-use kv_policies::Observation;
+use kv_policies::{Observation, crowded_sketch};
 
 use crate::console::say;
 use crate::format;
@@ -18,9 +18,6 @@ use crate::record_log::RecordLog;
 
 /// The CPU's name as a device.
 pub(crate) const CPU: &str = "cpu";
-/// The number of tokens in an entry of a sketch. Where an entry has more, estimates vary more than
-/// the keys and values do: the median of three sums has 0.448 of an entry's variance.
-const CROWDED: f64 = 1.0 / 0.448;
 
 /// The size of a measurement: the paper's, and one for small machines.
 #[derive(Debug, Clone, Copy)]
@@ -181,14 +178,9 @@ impl<'a> ModelBench<'a> {
             {
                 self.note(reason.into());
             }
-            if let Some(load) = policy_run.policy.sketch_load(tokens).filter(|load| *load > CROWDED)
-            {
+            if let Some(remark) = crowded_sketch(&*policy_run.policy, tokens) {
                 let (label, budget) = (&policy_run.label, format::budget(policy_run.budget));
-                self.note(format!(
-                    "{label} at {budget}: about {load:.0} tokens share an entry of the sketch, \
-                     whose estimates are noise then; it does not keep answers, and is here to be \
-                     studied"
-                ));
+                self.note(format!("{label} at {budget}: {remark}"));
             }
             let Some(path) = &policy_run.channels else { continue };
             // Files of channels alone, which policies take too, do not say whose they are.

@@ -45,6 +45,13 @@ pub(crate) fn of_label(label: &str) -> Option<Treatment> {
     entry(first_policy(label))?.treatment
 }
 
+/// Whether a policy leaves prompts to its evictor: CaM without `candidates` merges only what decode
+/// steps evict, so that behind a prompt it answers as its evictor does.
+pub(crate) fn spares_prompts(label: &str) -> bool {
+    first_policy(label) == "cam"
+        && (!label.contains("candidates=") || label.contains("candidates=0"))
+}
+
 /// The name of the policy that a label of records begins with.
 pub(crate) fn first_policy(label: &str) -> &str {
     label.split([' ', '(']).next().unwrap_or_default()
@@ -74,5 +81,7 @@ mod tests {
         assert_eq!(of_label("cis block=8"), Some(Treatment::Read));
         assert_eq!(of_label("snapkv + h2o"), None);
         assert_eq!(of_label("full · other"), None);
+        assert!(spares_prompts("cam(h2o) spread=8") && spares_prompts("cam candidates=0"));
+        assert!(!spares_prompts("cam candidates=all") && !spares_prompts("keepkv(h2o)"));
     }
 }

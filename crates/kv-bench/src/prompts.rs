@@ -284,13 +284,11 @@ impl Prompts {
         }
         self.list = fitting;
         let which = format!("{} of {} of {}", long.len(), counted(all, "prompt"), self.source);
+        let exceed = if long.len() == 1 { "exceeds" } else { "exceed" };
         let (names, longest) = (long.join(", "), model.config().longest());
-        ensure!(
-            !self.list.is_empty(),
-            "{which} exceed the model's {longest}, none is left: {names}"
-        );
-        let note = format!("{which} exceed the model's {longest}, left out: {names}");
-        Ok((!long.is_empty()).then_some(note))
+        let which = format!("{which} {exceed} the model's {longest}");
+        ensure!(!self.list.is_empty(), "{which}, none is left: {names}");
+        Ok((!long.is_empty()).then(|| format!("{which}, left out: {names}")))
     }
 }
 

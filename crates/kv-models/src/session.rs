@@ -96,7 +96,9 @@ impl<'a> Session<'a> {
         if policies.iter().any(|policy| policy.capabilities().renumbers) {
             check_renumbered(model, prompts)?;
         }
-        policies.iter().for_each(|policy| warn_of_remarks(&**policy, model.config().num_layers));
+        let longest = prompts.iter().map(Vec::len).max().unwrap_or_default();
+        let layers = model.config().num_layers;
+        policies.iter().for_each(|policy| warn_of_remarks(&**policy, layers, longest));
         let _work = device_work();
         let mut sessions: Vec<Option<Self>> = policies.iter().map(|_| None).collect();
         let shared: Vec<usize> = (0..policies.len())

@@ -169,10 +169,18 @@ fn balancekv_at_its_edges() {
         json!({"unknown": 1}),
         json!({"anchors": 0.5}),
         json!({"official": true, "delta": 0.1}),
+        json!({"official": true, "anchors": 0.5}),
+        json!({"policy": "balancekv-augmented", "anchors": -0.5}),
+        json!({"policy": "balancekv-augmented", "anchors": 0.0, "gamma": -1.0}),
     ] {
         let mut config = json!({"policy": "balancekv", "budget": 0.5});
         config.as_object_mut().unwrap().extend(wrong.as_object().unwrap().clone());
-        assert!(matches!(build(&config), Err(PolicyError::InvalidConfig { .. })), "{wrong}");
+        let refused = build(&config);
+        let named = matches!(
+            &refused,
+            Err(PolicyError::InvalidConfig { policy, .. }) if *policy == config["policy"]
+        );
+        assert!(named, "{wrong}: {refused:?}");
     }
 }
 
@@ -276,6 +284,33 @@ fn streams_do_not_depend_on_chunks() {
             }
         }
     }
+}
+
+/// One instance for numerator and denominator is the default, and attends otherwise than the
+/// paper's many do.
+#[test]
+fn streams_are_joint_by_default() {
+    let device = &devices()[0].device;
+    let prompt = of_many_norms(22, [1, 2, 200, 16], device);
+    let stream = json!({"policy": "balancekv-stream", "budget": 64, "batch": 16});
+    let with = |joint: bool| {
+        let mut config = stream.clone();
+        config["joint"] = joint.into();
+        config
+    };
+    for (config, joint) in [(stream.clone(), true), (with(true), true), (with(false), false)] {
+        assert_eq!(policy(config.clone()).config()["joint"], joint, "{config}");
+    }
+    let output = |config: Value| {
+        let policy = policy(config);
+        let mut cache = cut(&prompt, 199).compress(&*policy, 1);
+        let now = step(&prompt.query, &prompt.keys, &prompt.values, 199, 199);
+        read_f32("output", policy.step(LAYER, &mut cache, now).unwrap()).unwrap()
+    };
+    let default = output(stream.clone());
+    assert_eq!(default, output(with(true)));
+    let separate = output(with(false));
+    assert!(default.iter().zip(&separate).any(|(a, b)| (a - b).abs() > 1e-3), "{separate:?}");
 }
 
 /// Budgets that are shares of the prompt, as benchmarks take them, and values of any norm: heads

@@ -9,19 +9,25 @@ use serde_json::{Value, json};
 
 use super::support::{LAYER, Prompt, policy, step};
 
-const DIM: usize = 16;
+pub(crate) const DIM: usize = 16;
 
 /// A prompt of `batch` sequences and what is decoded behind it.
-struct Run {
-    prompt: Prompt,
-    query: Tensor<4>,
-    keys: Tensor<4>,
-    values: Tensor<4>,
-    tokens: usize,
+pub(crate) struct Run {
+    pub(crate) prompt: Prompt,
+    pub(crate) query: Tensor<4>,
+    pub(crate) keys: Tensor<4>,
+    pub(crate) values: Tensor<4>,
+    pub(crate) tokens: usize,
 }
 
 impl Run {
-    fn new(batch: usize, group: usize, tokens: usize, steps: usize, device: &Device) -> Self {
+    pub(crate) fn new(
+        batch: usize,
+        group: usize,
+        tokens: usize,
+        steps: usize,
+        device: &Device,
+    ) -> Self {
         let mut numbers = Numbers::new((tokens + group) as u64);
         let mut draw =
             |heads: usize, tokens: usize| numbers.tensor([batch, heads, tokens, DIM], device);
@@ -48,24 +54,29 @@ impl Run {
         }
     }
 
-    fn step(&self, policy: &dyn Policy, cache: &mut LayerCache, index: usize) -> Vec<f32> {
+    pub(crate) fn step(
+        &self,
+        policy: &dyn Policy,
+        cache: &mut LayerCache,
+        index: usize,
+    ) -> Vec<f32> {
         let step = step(&self.query, &self.keys, &self.values, index, self.tokens + index);
         read_f32("output", policy.step(LAYER, cache, step).unwrap()).unwrap()
     }
 
-    fn steps(&self) -> usize {
+    pub(crate) fn steps(&self) -> usize {
         self.keys.dims()[2]
     }
 }
 
-fn close(context: &str, actual: &[f32], expected: &[f32]) {
+pub(crate) fn close(context: &str, actual: &[f32], expected: &[f32]) {
     let expected: Vec<f64> = expected.iter().map(|x| f64::from(*x)).collect();
     let error = relative_error(actual, &expected);
     assert!(error < 1e-5, "{context}: off by {error}");
 }
 
 /// Positions of live slots of each head, ascending.
-fn exact(cache: &LayerCache) -> Vec<Vec<usize>> {
+pub(crate) fn exact(cache: &LayerCache) -> Vec<Vec<usize>> {
     let positions = cache.read_positions().unwrap();
     let heads = 0..cache.layout().head_ranges();
     let of_head = |range| {

@@ -22,6 +22,7 @@ mod longflow;
 mod policies;
 mod psaw;
 mod pyramid_infer;
+mod quantized_reviver;
 mod read_subset;
 mod readme;
 mod refused;

@@ -40,7 +40,7 @@ pub(crate) fn measure(
     if let Some(length) = options.lengths.iter().find(|length| *length + new > positions) {
         let longest = bench.model.config().longest();
         let [prompt, steps] = [(*length, "token"), (new, "step")].map(|(n, of)| counted(n, of));
-        bail!("a prompt of {prompt} and {steps} exceed the model's {longest}");
+        bail!("a prompt of {prompt} with {steps} behind it exceeds the model's {longest}");
     }
     let runs = policy_runs.len() * options.lengths.len() * options.batches.len();
     let mut progress = Progress::new(runs, "throughput");

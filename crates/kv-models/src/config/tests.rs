@@ -287,6 +287,23 @@ fn sequences_end_at_the_sliding_window() {
     assert_refused(config("MistralForCausalLM", json!({"sliding_window": 0})), "sliding_window");
 }
 
+/// `architectures` and `model_type` of different families.
+#[test]
+fn a_window_holds_whichever_name_has_it() {
+    let of = |architecture: &str, model_type: &str, sliding: Value| {
+        window(architecture, json!({"model_type": model_type, "sliding_window": sliding})).0
+    };
+    assert_eq!(of("LlamaForCausalLM", "mistral", json!(10)), Some(10));
+    assert_eq!(of("MistralForCausalLM", "llama", json!(10)), Some(10));
+    assert_eq!(of("Qwen2ForCausalLM", "ministral", json!(10)), Some(10));
+    // Neither has windows, or none is given.
+    assert_eq!(of("LlamaForCausalLM", "llama", json!(10)), None);
+    assert_eq!(of("LlamaForCausalLM", "qwen2", json!(10)), None);
+    assert_eq!(of("LlamaForCausalLM", "gpt_neox", json!(10)), None);
+    assert_eq!(of("LlamaForCausalLM", "mistral", Value::Null), None);
+    assert_eq!(of("LlamaForCausalLM", "mistral", json!("absent")), None);
+}
+
 #[test]
 fn errors_say_what_is_missing() {
     let error = llama(json!({"architectures": ["GPTNeoXForCausalLM"]})).unwrap_err();

@@ -14,10 +14,28 @@ const FULL: &str = "full_attention";
 const SLIDING: &str = "sliding_attention";
 
 /// The window of the layers that have one, in tokens; `None` if all attend to all tokens.
+///
+/// Where `model_type` names another family than `architectures`, a `sliding_window` that is given
+/// holds if either family has windows: tokens beyond it would be attended to untrained.
 pub(super) fn sliding_window(
     settings: &Settings,
     architecture: Architecture,
 ) -> Result<Option<usize>> {
+    let window = of_family(settings, architecture)?;
+    let model_type: Option<String> = settings.get("model_type", "a string")?;
+    let other = Architecture::ALL
+        .into_iter()
+        .find(|other| *other != architecture && model_type.as_deref() == Some(other.model_type()));
+    match other {
+        Some(other) if window.is_none() && settings.value("sliding_window").is_some() => {
+            of_family(settings, other)
+        }
+        _ => Ok(window),
+    }
+}
+
+/// The window that a family's layers have by these settings.
+fn of_family(settings: &Settings, architecture: Architecture) -> Result<Option<usize>> {
     let types: Option<Vec<String>> = settings.get("layer_types", "a list")?;
     let known = |kind: &String| [FULL, SLIDING].contains(&kind.as_str());
     if !types.iter().flatten().all(known) {

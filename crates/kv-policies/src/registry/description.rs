@@ -75,6 +75,11 @@ pub fn describe(policy: &dyn Policy, written: &Value) -> Result<Description> {
     for key in required {
         bare[key] = config[key].clone();
     }
+    // A form is compared with the defaults of this form.
+    let form = entry.and_then(|entry| entry.form).filter(|form| config.get(form).is_some());
+    if let Some(form) = form {
+        bare[form] = config[form].clone();
+    }
     let default = build(&bare)?;
     let inner = match (policy.composition(), default.composition()) {
         (Composition::Around { inner, .. }, Composition::Around { inner: usual, .. })
@@ -98,6 +103,7 @@ pub fn describe(policy: &dyn Policy, written: &Value) -> Result<Description> {
         // An option that a policy cannot be without is no departure; the name of a file is shown.
         let differs =
             default.get(key) != Some(value) || required.contains(&key.as_str()) && shown != *value;
+        let differs = differs || form == Some(key.as_str());
         if differs && Some(key.as_str()) != part {
             options.insert(key.clone(), departures(default.get(key), value, shown));
         }

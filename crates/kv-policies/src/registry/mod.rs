@@ -22,7 +22,7 @@ use crate::policy::error::{PolicyError, Result};
 use crate::prefill::{Etf, Psaw, PyramidInfer};
 use crate::reading::{Cis, Cpe, DoubleSparsity, HShare, Quest, TopKOracle};
 use crate::sampling::{BalanceKv, BalanceKvStream, Uniform};
-use crate::sketch::KvReviver;
+use crate::sketch::{KvReviver, VAGUE};
 
 /// One policy of the registry.
 #[derive(Debug, Clone, Copy)]
@@ -38,6 +38,8 @@ pub struct Entry {
     pub paper: &'static str,
     /// Options without which a name and a budget make no policy.
     pub required: &'static [&'static str],
+    /// The option that names the form of a policy that has several, each with options of its own.
+    pub form: Option<&'static str>,
     /// An example configuration of a policy that needs more than a name and a budget.
     pub example: Option<&'static str>,
     build: Build,
@@ -84,6 +86,10 @@ impl Entry {
         Self { paper, ..self }
     }
 
+    const fn form(self, option: &'static str) -> Self {
+        Self { form: Some(option), ..self }
+    }
+
     const fn required(self, required: &'static [&'static str], example: &'static str) -> Self {
         Self { required, example: Some(example), ..self }
     }
@@ -91,7 +97,16 @@ impl Entry {
 
 /// An entry of the full cache, a combination or a yardstick, still without a summary.
 const fn other(name: &'static str, build: Build) -> Entry {
-    Entry { name, treatment: None, summary: "", paper: "", required: &[], example: None, build }
+    Entry {
+        name,
+        treatment: None,
+        summary: "",
+        paper: "",
+        required: &[],
+        form: None,
+        example: None,
+        build,
+    }
 }
 
 /// An entry of a method, still without a summary and a paper.
@@ -165,9 +180,9 @@ pub const POLICIES: &[Entry] = &[
     method(Treatment::Merge, "kvmerger", KvMerger::from_config)
         .summary("similar neighbours become one slot")
         .paper("https://arxiv.org/abs/2407.08454"),
-    method(Treatment::Summarise, "kvreviver", KvReviver::from_config).summary(
-        "a sketch from which dropped tokens are estimated; keeps no answers on small models",
-    ),
+    method(Treatment::Summarise, "kvreviver", KvReviver::from_config)
+        .summary("a sketch from which dropped tokens are estimated, or a few bits of each number")
+        .form(VAGUE),
     method(Treatment::Drop, "recent-attention", recent_attention::from_config)
         .summary("PyramidInfer's tokens, without pruning hidden states")
         .paper("https://arxiv.org/abs/2405.12532"),

@@ -9,3 +9,5 @@ pub use kvreviver::{
     KvReviver, KvReviverOptions, QuantizedHead, QuantizedReviver, QuantizedReviverOptions,
     QuantizedTokens, Sketch, SketchHead, SketchOptions, SketchedOutput,
 };
+
+pub(crate) use kvreviver::VAGUE;

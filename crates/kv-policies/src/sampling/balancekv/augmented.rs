@@ -24,7 +24,7 @@ impl BalanceKv {
     pub(crate) fn augmented_from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
         config.set_default("anchors", serde_json::json!(Self::AUGMENTED_ANCHORS));
         let policy: Self = config.take_all(NAME)?;
-        policy.validate()?;
+        policy.validate_as(NAME)?;
         if policy.anchors == 0.0 {
             return Err(invalid(NAME, "without `anchors` it is `balancekv`".into()));
         }

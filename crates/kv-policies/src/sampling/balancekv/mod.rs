@@ -27,9 +27,7 @@ use crate::policy::config::{Config, config_of, invalid};
 use crate::policy::fill;
 use crate::policy::generator::generator;
 use crate::sampling::exact_ends::exact_ends;
-use crate::{
-    Capabilities, Needs, Observation, OwnedObservation, Plan, Policy, PolicyError, Result,
-};
+use crate::{Capabilities, Needs, Observation, OwnedObservation, Plan, Policy, Result};
 
 pub use anchors::AnchorRule;
 use anchors::{by_block_mean, by_key_diff, without};
@@ -132,10 +130,15 @@ impl BalanceKv {
     }
 
     /// # Errors
-    /// [`PolicyError::InvalidConfig`].
+    /// [`crate::PolicyError::InvalidConfig`].
     pub fn validate(&self) -> Result<()> {
+        self.validate_as(self.name())
+    }
+
+    /// Validates what a user has written under the name `policy`, which errors give.
+    fn validate_as(&self, policy: &'static str) -> Result<()> {
         self.budget.validate()?;
-        let invalid = |reason| PolicyError::InvalidConfig { policy: self.name().into(), reason };
+        let invalid = |reason| invalid(policy, reason);
         if !(0.0..=1.0).contains(&self.anchors) {
             return Err(invalid(format!("`anchors` is {}, expected 0 to 1", self.anchors)));
         }
@@ -154,7 +157,7 @@ impl BalanceKv {
     /// The policy from its configuration.
     pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
         let policy: Self = config.take_all(NAME)?;
-        policy.validate()?;
+        policy.validate_as(NAME)?;
         if policy.anchors > 0.0 || policy.anchors_by != AnchorRule::default() {
             let reason = "`anchors` and `anchors_by` are of `balancekv-augmented`";
             return Err(invalid(NAME, reason.into()));

@@ -27,7 +27,7 @@ pub use steps::SketchedOutput;
 
 const NAME: &str = "kvreviver";
 /// The option that names the form of the vague part.
-const VAGUE: &str = "vague";
+pub(crate) const VAGUE: &str = "vague";
 
 /// KVReviver (2026): tokens that other policies would drop go into a count-sketch. Every step
 /// estimates them from it, so that attention sees all tokens (algorithms 1 to 4).

@@ -72,8 +72,9 @@ pub struct QuantizedReviverOptions {
     pub value_bits: usize,
 }
 
+/// At 25 % and 2 bits all tokens find room beside it.
 fn default_exact() -> f64 {
-    0.4
+    0.1
 }
 
 /// As in the paper, where recent tokens and candidates have equal shares.
@@ -94,6 +95,15 @@ struct Parts {
     recents: usize,
     /// Quantised slots, whole blocks.
     vague: usize,
+}
+
+impl Parts {
+    /// The exact slots of a prompt of `tokens` tokens: beside the usual ones, as many as the last
+    /// block of quantised slots would have left unfilled.
+    fn exact_of(self, tokens: usize) -> usize {
+        let others = tokens.saturating_sub(self.exact);
+        if others <= self.vague { tokens.min(self.exact + others % BLOCK) } else { self.exact }
+    }
 }
 
 impl QuantizedReviverOptions {
@@ -131,10 +141,13 @@ impl QuantizedReviverOptions {
         }
         let rest = (budget as f64 - over as f64).max(LEAST as f64);
         let least = ((rest * self.exact).ceil() as usize).clamp(LEAST, rest as usize);
-        // `E + q V` is to be the budget, and `E + V` all tokens.
+        // All tokens find room where `V` is at least this: then `E = T - V`, and `E + q V ≤ B`.
         let wanted = (tokens as f64 - rest).max(0.0) / (1.0 - share).max(f64::EPSILON);
-        let vague = wanted.min((rest - least as f64) / share) as usize / BLOCK * BLOCK;
-        // Tokens that would not fill a block are exact, where the budget has room for them.
+        let all = (wanted.ceil() as usize).next_multiple_of(BLOCK);
+        if all + least <= tokens {
+            return own(tokens - all, all);
+        }
+        let vague = ((rest - least as f64) / share) as usize / BLOCK * BLOCK;
         let exact = (rest - vague as f64 * share) as usize;
         own(exact.max(least), vague)
     }
@@ -179,8 +192,8 @@ impl QuantizedReviver {
         &self.options
     }
 
-    /// One layer's budget, and its parts.
-    fn parts(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<(usize, Parts)> {
+    /// One layer's parts.
+    fn parts(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Parts> {
         let LayerContext { index, count } = observation.layer;
         let [.., tokens, head_dim] = observation.dims();
         let layers = &self.options.layers;
@@ -195,7 +208,7 @@ impl QuantizedReviver {
             }
         };
         let over = new_tokens.min(BLOCK);
-        Ok((budget, self.options.parts(budget, all, over, head_dim)))
+        Ok(self.options.parts(budget, all, over, head_dim))
     }
 
     /// The policy from its configuration.
@@ -244,9 +257,10 @@ impl Policy for QuantizedReviver {
     }
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
-        let (budget, parts) = self.parts(observation, 0)?;
+        let parts = self.parts(observation, 0)?;
         let scores = scores(observation, self.candidates.as_ref(), parts.exact)?;
-        Ok(exact_tokens(observation, budget, [parts.exact, parts.recents], scores)?.into())
+        let exact = parts.exact_of(observation.tokens());
+        Ok(exact_tokens(observation, exact, [exact, parts.recents], scores)?.into())
     }
 
     fn init_cache(
@@ -260,7 +274,7 @@ impl Policy for QuantizedReviver {
     }
 
     fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
-        let (_, Parts { exact, vague, .. }) = self.parts(observation, new_tokens)?;
+        let Parts { exact, vague, .. } = self.parts(observation, new_tokens)?;
         // Without a vague part nothing leaves, and tokens to come find room of their own.
         let over = if vague == 0 { new_tokens.max(1) } else { BLOCK };
         Ok(Room::Limited { limit: exact, over, new_tokens })
@@ -317,10 +331,10 @@ impl Policy for QuantizedReviver {
             );
             return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
         }
-        let (budget, parts) = self.parts(observation, new_tokens)?;
+        let parts = self.parts(observation, new_tokens)?;
         let scores = scores(observation, self.candidates.as_ref(), parts.exact)?;
-        let kept = [parts.exact, parts.recents];
-        let selection = exact_tokens(observation, budget, kept, scores.clone())?;
+        let exact = parts.exact_of(tokens);
+        let selection = exact_tokens(observation, exact, [exact, parts.recents], scores.clone())?;
         let (keys, values) = (observation.keys, observation.values);
         let room = self.room(observation, new_tokens)?;
         let device = options.device.clone();
@@ -334,7 +348,7 @@ impl Policy for QuantizedReviver {
         )?;
         let head = QuantizedHead {
             blocks: parts.vague / BLOCK,
-            limit: parts.exact.max(selection.lengths()[0]),
+            limit: parts.exact,
             recents: parts.recents,
         };
         cache.set_limits(vec![head.limit; batch * kv_heads])?;

@@ -1,0 +1,208 @@
+//! KVReviver with a quantised vague part: against exact attention, in batches, across files, and
+//! where it refuses.
+
+use burn::tensor::{DType, Int, Tensor};
+use kv_core::{KvCache, LayerCache, Origin, read_f32};
+use kv_kernels::QuantizedPool;
+use kv_policies::{QuantizedTokens, build};
+use kv_testing::{devices, relative_error};
+use serde_json::{Value, json};
+
+use super::kvreviver::{DIM, Run, close, exact};
+use super::support::{LAYER, policy, step};
+
+const BLOCK: usize = QuantizedPool::BLOCK;
+
+fn quantized(budget: Value, bits: usize) -> Value {
+    json!({"policy": "kvreviver", "vague": "quantized", "budget": budget, "key_bits": bits,
+        "value_bits": bits})
+}
+
+fn vague(cache: &LayerCache) -> Vec<usize> {
+    QuantizedTokens::of(cache).unwrap().lengths()
+}
+
+/// With eight bits no token is lost, and attention differs from the full cache's by rounding
+/// alone, behind the prompt and while blocks move; with fewer bits by more.
+#[test]
+fn every_token_is_attended_to() {
+    for tested in devices() {
+        let run = Run::new(1, 2, 400, 150, &tested.device);
+        let full = policy(json!({"policy": "full"}));
+        // All 550 tokens find room: of 16 dimensions a slot of 8 bits takes 0.58 of 16 bits.
+        let errors = [8, 4, 2].map(|bits| {
+            let reviver = policy(quantized(json!(430), bits));
+            let mut cache = run.prompt.compress(&*reviver, run.steps());
+            let mut whole = run.prompt.compress(&*full, run.steps());
+            let at_first = vague(&cache)[0];
+            let mut worst = 0.0f64;
+            for index in 0..run.steps() {
+                let output = run.step(&*reviver, &mut cache, index);
+                let expected = run.step(&*full, &mut whole, index);
+                let expected: Vec<f64> = expected.iter().map(|x| f64::from(*x)).collect();
+                worst = worst.max(relative_error(&output, &expected));
+                let all = cache.layout().lengths()[0] + vague(&cache)[0];
+                assert_eq!(all, 400 + index + 1, "{} {bits} bits", tested.name);
+            }
+            assert!(vague(&cache)[0] >= at_first + 2 * BLOCK, "{bits} bits: {at_first}");
+            worst
+        });
+        let [eight, four, two] = errors;
+        assert!(eight < 0.02 && eight < four && four < two, "{}: {errors:?}", tested.name);
+    }
+}
+
+/// Exact slots over the limit move block by block: the weakest that are not recent. A full vague
+/// part overwrites its oldest block, so that bytes stay.
+#[test]
+fn blocks_move_when_the_exact_part_is_full() {
+    for tested in devices() {
+        let run = Run::new(1, 1, 300, 300, &tested.device);
+        let reviver = policy(quantized(json!(200), 2));
+        let mut cache = run.prompt.compress(&*reviver, run.steps());
+        let bytes = cache.memory().total();
+        let limit = cache.limits().unwrap()[0];
+        let mut moves = 0;
+        for index in 0..run.steps() {
+            let before = cache.layout().lengths()[0];
+            run.step(&*reviver, &mut cache, index);
+            let length = cache.layout().lengths()[0];
+            if length < before {
+                moves += 1;
+                assert_eq!((before, length), (limit + BLOCK - 1, limit), "step {index}");
+                // The most recent tokens stay.
+                let newest = 300 + index;
+                for range in exact(&cache) {
+                    let recent = range.iter().rev().take(limit / 2).rev();
+                    assert!(recent.eq(&(newest + 1 - limit / 2..=newest).collect::<Vec<_>>()));
+                }
+            }
+            assert!(length < limit + BLOCK);
+        }
+        assert_eq!(moves, (run.steps() + exact_at_start(&run, limit)) / BLOCK);
+        assert_eq!(cache.memory().total(), bytes, "{}", tested.name);
+    }
+}
+
+/// Exact slots beyond the limit behind the prompt.
+fn exact_at_start(run: &Run, limit: usize) -> usize {
+    let reviver = policy(quantized(json!(200), 2));
+    run.prompt.compress(&*reviver, run.steps()).layout().lengths()[0] - limit
+}
+
+/// The parts take no more than the budget, in bytes of 16-bit slots.
+#[test]
+fn parts_fit_the_budget() {
+    let device = &devices()[0].device;
+    for (tokens, share, steps) in [(2_000, 0.5, 10), (2_000, 0.25, 100), (1_000, 0.1, 64)] {
+        let run = Run::new(1, 1, tokens, steps, device);
+        let reviver = policy(quantized(json!(share), 2));
+        let cache = run.prompt.compress(&*reviver, steps);
+        let pool = QuantizedTokens::of(&cache).unwrap().pool().bytes();
+        // Slots of f32 here; the budget counts 16 bits a number.
+        let slots = cache.layout().capacities().iter().sum::<usize>() * DIM * 4;
+        let budget = 2.0 * share * tokens as f64 * (DIM * 4) as f64;
+        let taken = (slots + pool) as f64;
+        assert!(taken <= budget, "{tokens} {share}: {taken} of {budget}");
+        assert!(taken > 0.95 * budget - 64.0 * 40.0, "{tokens} {share}: {taken} of {budget}");
+    }
+}
+
+/// Sequences of a batch get what they get alone, whatever their lengths.
+#[test]
+fn rows_do_not_disturb_each_other() {
+    for tested in devices() {
+        let reviver = policy(quantized(json!(0.5), 2));
+        let device = &tested.device;
+        let runs = [300, 500, 30].map(|tokens| Run::new(1, 2, tokens, 80, device));
+        let mut alone: Vec<LayerCache> =
+            runs.iter().map(|run| run.prompt.compress(&*reviver, 80)).collect();
+        let mut joined = LayerCache::concat(alone.clone()).unwrap();
+        for index in 0..80 {
+            let all = |of: fn(&Run) -> &Tensor<4>| {
+                Tensor::cat(runs.iter().map(|run| of(run).clone()).collect(), 0)
+            };
+            let mut together = step(
+                &all(|run| &run.query),
+                &all(|run| &run.keys),
+                &all(|run| &run.values),
+                index,
+                0,
+            );
+            let positions: Vec<i32> = runs.iter().map(|run| (run.tokens + index) as i32).collect();
+            together.position =
+                Tensor::<1, Int>::from_data(positions.as_slice(), (device, DType::I32));
+            let output = reviver.step(LAYER, &mut joined, together).unwrap();
+            let output = read_f32("output", output).unwrap();
+            let each: Vec<f32> = runs
+                .iter()
+                .zip(&mut alone)
+                .flat_map(|(run, cache)| run.step(&*reviver, cache, index))
+                .collect();
+            close(&format!("{} step {index}", tested.name), &output, &each);
+        }
+        let each: Vec<Vec<usize>> = alone.iter().flat_map(exact).collect();
+        assert_eq!(exact(&joined), each, "{}", tested.name);
+        let each: Vec<usize> = alone.iter().flat_map(vague).collect();
+        assert_eq!(vague(&joined), each, "{}", tested.name);
+    }
+}
+
+/// A saved cache goes on as it was, its quantised tokens included; so does a copy, and one that
+/// was moved.
+#[test]
+fn files_copies_and_moves_go_on_identically() {
+    for tested in devices() {
+        let reviver = policy(quantized(json!(0.5), 3));
+        let run = Run::new(2, 2, 300, 160, &tested.device);
+        let mut cache = run.prompt.compress(&*reviver, run.steps());
+        for index in 0..70 {
+            run.step(&*reviver, &mut cache, index);
+        }
+        let name = format!("quantized-{}-{}", std::process::id(), tested.name);
+        let folder = std::env::temp_dir().join(name);
+        let whole =
+            KvCache { layers: vec![cache.clone()], seen: vec![370; 2], origin: Origin::default() };
+        whole.save(&folder).unwrap();
+        let mut loaded = KvCache::load(&folder, &tested.device).unwrap().layers.remove(0);
+        std::fs::remove_file(&folder).unwrap();
+        reviver.restore(&mut loaded).unwrap();
+        let hosted = whole.clone().into_host().unwrap().into_device(&tested.device).unwrap();
+        let mut hosted = hosted.layers.into_iter().next().unwrap();
+        let mut moved = cache.clone().to_device(&tested.device);
+        assert_eq!(loaded.memory(), cache.memory());
+        for index in 70..160 {
+            let expected = run.step(&*reviver, &mut cache, index);
+            for other in [&mut loaded, &mut hosted, &mut moved] {
+                let output = run.step(&*reviver, other, index);
+                assert_eq!(output, expected, "{} step {index}", tested.name);
+            }
+        }
+        assert_eq!(vague(&loaded), vague(&cache));
+    }
+}
+
+#[test]
+fn forms_of_the_vague_part_are_chosen_by_name() {
+    let form =
+        |vague: Value| build(&json!({"policy": "kvreviver", "budget": 0.25, "vague": vague}));
+    let config = form(json!("quantized")).unwrap().config();
+    assert_eq!(config["vague"], "quantized");
+    assert_eq!(build(&config).unwrap().config(), config);
+    // The paper's form, and the sketch's share by its earlier name.
+    let paper = form(json!("sketch")).unwrap().config();
+    assert_eq!(paper["sketch_share"], 0.1);
+    let share = json!({"policy": "kvreviver", "budget": 0.25, "vague": 0.2, "recent": 0.4,
+        "candidate": 0.4});
+    assert_eq!(build(&share).unwrap().config()["sketch_share"], 0.2);
+    let refused = |config: Value| build(&config).unwrap_err().to_string();
+    let unknown = refused(json!({"policy": "kvreviver", "budget": 0.25, "vague": "fuzzy"}));
+    assert!(unknown.contains("fuzzy") && unknown.contains("quantized"), "{unknown}");
+    let bits = refused(quantized(json!(0.25), 9));
+    assert!(bits.contains("`key_bits` is 9, expected 1 to 8"), "{bits}");
+    let mut share = quantized(json!(0.25), 2);
+    share["exact"] = json!(0.0);
+    assert!(refused(share).contains("`exact` is 0"), "");
+    let one = refused(quantized(json!(1), 2));
+    assert!(one.contains("at least 2"), "{one}");
+}
