@@ -62,6 +62,8 @@ fn recorded_steps_give_the_tokens_of_launched_ones() {
             (json!({"policy": "streaming-llm", "budget": 64}), 60),
             // Bulks, and rows that have ended until nothing of them is older than its recents.
             (json!({"policy": "kvreviver", "budget": 64}), long),
+            // Blocks of quantised slots, which the host moves between recorded steps.
+            (json!({"policy": "kvreviver", "vague": "quantized", "budget": 150}), 100),
             // What goes is merged.
             (json!({"policy": "keepkv", "evictor": "h2o", "budget": 64}), long),
             (json!({"policy": "keepkv", "budget": 64}), 60),
@@ -130,6 +132,7 @@ fn replayed_steps_allocate_nothing() {
             json!({"policy": "longflow", "budget": 64}),
             json!({"policy": "keepkv", "evictor": "h2o", "budget": 64}),
             json!({"policy": "kvreviver", "budget": 64}),
+            json!({"policy": "kvreviver", "vague": "quantized", "budget": 300}),
             json!({"policy": "cis", "budget": 64}),
             json!({"policy": "r-kv", "budget": 64, "interval": 100}),
         ] {

@@ -257,6 +257,7 @@ impl DecodeArgs<CubeBackend> {
             total_kv_heads,
             longest,
             listed: self.listed(),
+            weighted: self.config.features.weighted,
             evicts: evicts.is_some(),
         };
         let strategy = strategy.or_chosen(&device, &shape);

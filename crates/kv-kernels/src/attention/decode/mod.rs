@@ -140,6 +140,7 @@ pub fn decode_attention(
         total_kv_heads: batch * kv_heads,
         longest: config.longest,
         listed: matches!(view.kind, ViewKind::List | ViewKind::Sets),
+        weighted: config.features.weighted,
         evicts: false,
     };
     check.strategy(options.strategy, query.dtype(), &shape)?;

@@ -108,10 +108,11 @@ fn filling(cubes: usize, part: usize, total_kv_heads: usize, longest: usize) -> 
 /// Cluster sizes to try. The largest that fits is taken.
 const CLUSTERS: RangeInclusive<usize> = 2..=LARGEST_CLUSTER;
 /// By how many slots a cube's part may exceed the part it would have on a device without idle
-/// processors: for ranges, and for lists. Reading that many slots takes as long as the launch that
-/// combines parts. For ranges, on an H200: clusters take 9.41 µs instead of 9.73 at 1x32x8x4096 (264
-/// more slots) and 17.2 instead of 17.9 at 4x32x8x3200 (291), but 23.7 instead of 21.5 at
-/// 1x32x8x16384 (1,055; docs/results/kernels.md).
+/// processors: for bare ranges, and where a list or weights are read too. Reading that many slots
+/// takes as long as the launch that combines parts. On an H200 (docs/results/kernels.md) clusters
+/// take 9.41 µs instead of 9.73 at 1x32x8x4096 (264 more slots) and 17.2 instead of 17.9 at
+/// 4x32x8x3200 (291), but 23.7 instead of 21.5 at 1x32x8x16384 (1,055). With weights they take 11.4
+/// instead of 11.9 at 2x32x8x3200 (146), but 9.28 instead of 8.98 at 1x32x8x3200 (206).
 const MOST_MORE: [usize; 2] = [300, 200];
 
 /// Planes of a cube of a cluster. Such a cube has a processor to itself.
@@ -139,14 +140,15 @@ pub(crate) fn fit_clusters(processors: usize, cubes: usize, clusters: usize) -> 
 }
 
 /// Whether clusters of `cubes` cubes are faster, despite the processors that they leave idle.
+/// `reads_more`: whether a list or weights are read too.
 pub(super) fn pays(
     processors: usize,
     cubes: usize,
     total_kv_heads: usize,
     longest: usize,
-    listed: bool,
+    reads_more: bool,
 ) -> bool {
-    let most_more = MOST_MORE[usize::from(listed)];
+    let most_more = MOST_MORE[usize::from(reads_more)];
     longest / cubes <= total_kv_heads * longest / processors + most_more
 }
 

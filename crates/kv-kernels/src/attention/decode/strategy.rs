@@ -32,6 +32,8 @@ pub(crate) struct DecodeShape {
     pub(crate) longest: usize,
     /// Whether slots are listed.
     pub(crate) listed: bool,
+    /// Whether slots have weights.
+    pub(crate) weighted: bool,
     /// Whether a slot is chosen to be given up.
     pub(crate) evicts: bool,
 }
@@ -48,7 +50,7 @@ impl Strategy for DecodeStrategy {
         if Self::TensorCore.obstacle(device, shape).is_some() {
             return Self::Portable;
         }
-        let DecodeShape { total_kv_heads, longest, listed, evicts, .. } = *shape;
+        let DecodeShape { total_kv_heads, longest, listed, weighted, evicts, .. } = *shape;
         let processors = device.processors;
         // One cube of twice the planes does what two parts would.
         if plan::parts(processors, total_kv_heads, longest) <= 2 {
@@ -60,7 +62,8 @@ impl Strategy for DecodeStrategy {
             return Self::TensorCore;
         };
         // The kernel that decides behind written parts reads their logits once more.
-        let pays = evicts || plan::pays(processors, cubes, total_kv_heads, longest, listed);
+        let reads_more = listed || weighted;
+        let pays = evicts || plan::pays(processors, cubes, total_kv_heads, longest, reads_more);
         if pays { Self::TensorCoreCluster } else { Self::TensorCore }
     }
 
@@ -110,6 +113,7 @@ mod tests {
             total_kv_heads: 8,
             longest: 1_200,
             listed: false,
+            weighted: false,
             evicts: false,
         };
         let choose = DecodeStrategy::choose;

@@ -170,6 +170,7 @@ pub fn evicting_attention(
         total_kv_heads: batch * kv_heads,
         longest: attention.longest,
         listed: false,
+        weighted: attention.features.weighted,
         evicts: true,
     };
     check.strategy(options.strategy, query.dtype(), &shape)?;

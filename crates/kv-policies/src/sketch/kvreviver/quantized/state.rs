@@ -148,6 +148,9 @@ impl QuantizedTokens {
     /// The errors of [`quantized_attention`].
     pub fn attend(&self, query: Tensor<3>, before: AttendedSlots) -> Result<AttendedSlots> {
         let longest = self.heads.iter().map(|head| head.blocks * BLOCK).max().unwrap_or_default();
+        if longest == 0 {
+            return Ok(before);
+        }
         Ok(quantized_attention(query, &self.pool, &self.ranges, before, None, longest)?)
     }
 
