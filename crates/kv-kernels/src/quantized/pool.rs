@@ -94,7 +94,7 @@ impl QuantizedPool {
         check.int("value_scales", &self.value_scales)
     }
 
-    /// The tensors as backends take them. `take` gives up a tensor that is written in place.
+    /// The tensors as backends take them.
     pub(crate) fn into_tensors(self) -> QuantizedTensors<burn::backend::Dispatch> {
         QuantizedTensors {
             key_codes: self.key_codes.into_dispatch(),

@@ -19,7 +19,7 @@ use crate::{
     PolicyError, Result, StepPlan,
 };
 use parts::{Parts, Shares, least};
-use prompt::{CANDIDATES, FOREIGN, candidates, exact_tokens, joint, scores};
+use prompt::{PromptScorer, candidates, exact_tokens};
 
 pub use quantized::{QuantizedHead, QuantizedReviver, QuantizedReviverOptions, QuantizedTokens};
 pub use sketch::{Sketch, SketchHead, SketchOptions};
@@ -52,8 +52,7 @@ pub(crate) const VAGUE: &str = "vague";
 #[derive(Debug, Clone)]
 pub struct KvReviver {
     options: KvReviverOptions,
-    /// The policy that scores prompts, in place of accumulated attention.
-    candidates: Option<Arc<dyn EvictionPolicy>>,
+    scorer: PromptScorer,
 }
 
 /// KVReviver's own options.
@@ -175,10 +174,7 @@ impl KvReviver {
         if let Budget::Tokens(budget) = options.budget {
             options.shares().of(budget, options.buckets)?;
         }
-        if let Some(together) = candidates.as_ref().filter(|own| !own.heads_choose()) {
-            return Err(joint(together.name()));
-        }
-        Ok(Self { options, candidates })
+        Ok(Self { options, scorer: PromptScorer::new(candidates)? })
     }
 
     /// The options.
@@ -236,13 +232,7 @@ impl Policy for KvReviver {
 
     fn config(&self) -> Value {
         let mut config = config_of(NAME, &self.options);
-        if let Some(candidates) = &self.candidates {
-            let mut inner = candidates.config();
-            if let Some(inner) = inner.as_object_mut() {
-                FOREIGN.iter().for_each(|key| drop(inner.remove(*key)));
-            }
-            config[CANDIDATES] = inner;
-        }
+        self.scorer.write_into(&mut config);
         config
     }
 
@@ -261,22 +251,16 @@ impl Policy for KvReviver {
     }
 
     fn composition(&self) -> Composition<'_> {
-        match &self.candidates {
-            Some(candidates) => Composition::Around { option: CANDIDATES, inner: &**candidates },
-            None => Composition::None,
-        }
+        self.scorer.composition()
     }
 
     fn needs(&self) -> Needs {
-        match &self.candidates {
-            Some(candidates) => candidates.needs(),
-            None => Needs { column_sums: true, ..Needs::default() },
-        }
+        self.scorer.needs()
     }
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
         let (budget, parts) = self.parts(observation)?;
-        let scores = scores(observation, self.candidates.as_ref(), parts.exact())?;
+        let scores = self.scorer.scores(observation, parts.exact())?;
         Ok(exact_tokens(observation, budget, [parts.exact(), parts.recents], scores)?.into())
     }
 
@@ -326,7 +310,7 @@ impl Policy for KvReviver {
             return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
         }
         let (budget, parts) = self.parts(observation)?;
-        let scores = scores(observation, self.candidates.as_ref(), parts.exact())?;
+        let scores = self.scorer.scores(observation, parts.exact())?;
         let selection =
             exact_tokens(observation, budget, [parts.exact(), parts.recents], scores.clone())?;
         let (keys, values) = (observation.keys, observation.values);

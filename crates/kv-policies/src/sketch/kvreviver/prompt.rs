@@ -4,59 +4,96 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 use kv_core::{Budget, Selection};
+use serde_json::Value;
 
 use super::NAME;
 use crate::policy::config::{Config, invalid};
 use crate::policy::ends::protected;
-use crate::{EvictionPolicy, Observation, PolicyError, Reduction, Result};
+use crate::{Composition, EvictionPolicy, Needs, Observation, PolicyError, Reduction, Result};
 
 /// The option that configures the policy which scores prompts.
-pub(super) const CANDIDATES: &str = "candidates";
+const CANDIDATES: &str = "candidates";
 /// Options that `candidates` may not have: how much is kept, where and when. `candidates` only
 /// scores prompts.
-pub(super) const FOREIGN: [&str; 4] = ["budget", "layers", "decode", "interval"];
+const FOREIGN: [&str; 4] = ["budget", "layers", "decode", "interval"];
 
-/// The accumulated attention of a prompt's tokens, or their scores by `candidates` in its place,
-/// `[B, Hkv, T]`, where `exact` tokens are kept as they are.
-pub(super) fn scores(
-    observation: &Observation<'_>,
-    candidates: Option<&Arc<dyn EvictionPolicy>>,
-    exact: usize,
-) -> Result<Tensor<3>> {
-    let [batch, kv_heads, tokens, _] = observation.dims();
-    let missing = |what| PolicyError::MissingObservation { policy: NAME, what };
-    let Some(candidates) = candidates else {
-        let sums = observation.column_sums.clone();
-        let sums = sums.ok_or_else(|| missing("column sums of attention"))?;
-        return Ok(Reduction::Sum.groups(sums, kv_heads));
-    };
-    // Short prompts are kept whole, but their tokens need scores, too.
-    let budget = exact.min(tokens.saturating_sub(1)).max(1);
-    let scores = match candidates.with_budget(Budget::Tokens(budget)) {
-        Ok(candidates) => candidates.rank(observation)?.map(|(scores, _)| scores),
-        // More tokens are protected than the prompt has.
-        Err(_) if tokens <= exact => None,
-        Err(error) => return Err(error),
-    };
-    let Some(scores) = scores else {
-        if tokens > exact {
-            return Err(joint(candidates.name()));
+/// The policy that scores prompts in place of accumulated attention, if any.
+#[derive(Debug, Clone)]
+pub(super) struct PromptScorer(Option<Arc<dyn EvictionPolicy>>);
+
+impl PromptScorer {
+    /// # Errors
+    /// [`PolicyError::InvalidConfig`] for a policy whose heads choose together.
+    pub(super) fn new(candidates: Option<Arc<dyn EvictionPolicy>>) -> Result<Self> {
+        match candidates.as_ref().filter(|own| !own.heads_choose()) {
+            Some(together) => Err(joint(together.name())),
+            None => Ok(Self(candidates)),
         }
-        let device = observation.keys.device();
-        return Ok(Tensor::zeros([batch, kv_heads, tokens], (&device, DType::F32)));
-    };
-    // Protected tokens have +∞, and get the highest score of the others.
-    let endless = scores.clone().is_inf().bool_and(scores.clone().greater_scalar(0.0));
-    let highest = scores.clone().mask_fill(endless.clone(), f32::MIN).max_dim(2);
-    let scores = scores.mask_where(endless, highest.expand([batch, kv_heads, tokens]));
-    let lowest = scores.clone().min_dim(2);
-    let scores = scores - lowest;
-    let total = scores.clone().sum_dim(2).clamp_min(f32::MIN_POSITIVE);
-    let mass = (group(observation) * tokens) as f64;
-    Ok(scores.mul_scalar(mass) / total)
+    }
+
+    /// Writes the policy's configuration, without the options that it may not have, into the
+    /// configuration that it is a part of.
+    pub(super) fn write_into(&self, config: &mut Value) {
+        let Some(candidates) = &self.0 else { return };
+        let mut inner = candidates.config();
+        if let Some(inner) = inner.as_object_mut() {
+            FOREIGN.iter().for_each(|key| drop(inner.remove(*key)));
+        }
+        config[CANDIDATES] = inner;
+    }
+
+    pub(super) fn composition(&self) -> Composition<'_> {
+        match &self.0 {
+            Some(candidates) => Composition::Around { option: CANDIDATES, inner: &**candidates },
+            None => Composition::None,
+        }
+    }
+
+    pub(super) fn needs(&self) -> Needs {
+        match &self.0 {
+            Some(candidates) => candidates.needs(),
+            None => Needs { column_sums: true, ..Needs::default() },
+        }
+    }
+
+    /// The accumulated attention of a prompt's tokens, or their scores by another policy in its place,
+    /// `[B, Hkv, T]`, where `exact` tokens are kept as they are.
+    pub(super) fn scores(&self, observation: &Observation<'_>, exact: usize) -> Result<Tensor<3>> {
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        let missing = |what| PolicyError::MissingObservation { policy: NAME, what };
+        let Some(candidates) = &self.0 else {
+            let sums = observation.column_sums.clone();
+            let sums = sums.ok_or_else(|| missing("column sums of attention"))?;
+            return Ok(Reduction::Sum.groups(sums, kv_heads));
+        };
+        // Short prompts are kept whole, but their tokens need scores, too.
+        let budget = exact.min(tokens.saturating_sub(1)).max(1);
+        let scores = match candidates.with_budget(Budget::Tokens(budget)) {
+            Ok(candidates) => candidates.rank(observation)?.map(|(scores, _)| scores),
+            // More tokens are protected than the prompt has.
+            Err(_) if tokens <= exact => None,
+            Err(error) => return Err(error),
+        };
+        let Some(scores) = scores else {
+            if tokens > exact {
+                return Err(joint(candidates.name()));
+            }
+            let device = observation.keys.device();
+            return Ok(Tensor::zeros([batch, kv_heads, tokens], (&device, DType::F32)));
+        };
+        // Protected tokens have +∞, and get the highest score of the others.
+        let endless = scores.clone().is_inf().bool_and(scores.clone().greater_scalar(0.0));
+        let highest = scores.clone().mask_fill(endless.clone(), f32::MIN).max_dim(2);
+        let scores = scores.mask_where(endless, highest.expand([batch, kv_heads, tokens]));
+        let lowest = scores.clone().min_dim(2);
+        let scores = scores - lowest;
+        let total = scores.clone().sum_dim(2).clamp_min(f32::MIN_POSITIVE);
+        let mass = (group(observation) * tokens) as f64;
+        Ok(scores.mul_scalar(mass) / total)
+    }
 }
 
-pub(super) fn joint(name: &str) -> PolicyError {
+fn joint(name: &str) -> PolicyError {
     let reason = format!("`candidates` is `{name}`, whose heads do not choose for themselves");
     PolicyError::InvalidConfig { policy: NAME.into(), reason }
 }

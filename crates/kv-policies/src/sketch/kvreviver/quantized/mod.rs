@@ -12,7 +12,7 @@ use kv_kernels::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::prompt::{CANDIDATES, FOREIGN, candidates, exact_tokens, joint, scores};
+use super::prompt::{PromptScorer, candidates, exact_tokens};
 use super::{NAME, VAGUE};
 use crate::policy::config::{Config, config_of};
 use crate::{
@@ -45,8 +45,7 @@ const LEAST: usize = 2;
 #[derive(Debug, Clone)]
 pub struct QuantizedReviver {
     options: QuantizedReviverOptions,
-    /// The policy that scores prompts, in place of accumulated attention.
-    candidates: Option<Arc<dyn EvictionPolicy>>,
+    scorer: PromptScorer,
 }
 
 /// The options of KVReviver with a quantised vague part.
@@ -186,10 +185,7 @@ impl QuantizedReviver {
         {
             return Err(invalid(format!("`budget` is {budget}, expected at least {LEAST} tokens")));
         }
-        if let Some(together) = candidates.as_ref().filter(|own| !own.heads_choose()) {
-            return Err(joint(together.name()));
-        }
-        Ok(Self { options, candidates })
+        Ok(Self { options, scorer: PromptScorer::new(candidates)? })
     }
 
     /// The options.
@@ -233,13 +229,7 @@ impl Policy for QuantizedReviver {
     fn config(&self) -> serde_json::Value {
         let mut config = config_of(NAME, &self.options);
         config[VAGUE] = FORM.into();
-        if let Some(candidates) = &self.candidates {
-            let mut inner = candidates.config();
-            if let Some(inner) = inner.as_object_mut() {
-                FOREIGN.iter().for_each(|key| drop(inner.remove(*key)));
-            }
-            config[CANDIDATES] = inner;
-        }
+        self.scorer.write_into(&mut config);
         config
     }
 
@@ -248,22 +238,16 @@ impl Policy for QuantizedReviver {
     }
 
     fn composition(&self) -> Composition<'_> {
-        match &self.candidates {
-            Some(candidates) => Composition::Around { option: CANDIDATES, inner: &**candidates },
-            None => Composition::None,
-        }
+        self.scorer.composition()
     }
 
     fn needs(&self) -> Needs {
-        match &self.candidates {
-            Some(candidates) => candidates.needs(),
-            None => Needs { column_sums: true, ..Needs::default() },
-        }
+        self.scorer.needs()
     }
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
         let parts = self.parts(observation, 0)?;
-        let scores = scores(observation, self.candidates.as_ref(), parts.exact)?;
+        let scores = self.scorer.scores(observation, parts.exact)?;
         let exact = parts.exact_of(observation.tokens());
         Ok(exact_tokens(observation, exact, [exact, parts.recents], scores)?.into())
     }
@@ -337,7 +321,7 @@ impl Policy for QuantizedReviver {
             return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
         }
         let parts = self.parts(observation, new_tokens)?;
-        let scores = scores(observation, self.candidates.as_ref(), parts.exact)?;
+        let scores = self.scorer.scores(observation, parts.exact)?;
         let exact = parts.exact_of(tokens);
         let selection = exact_tokens(observation, exact, [exact, parts.recents], scores.clone())?;
         let (keys, values) = (observation.keys, observation.values);
