@@ -37,9 +37,9 @@ const COLUMNS_ARE: [&str; 4] = [
 ];
 
 /// A row a family: its policy with most right answers, the mean of all modes, at the smallest
-/// budget that most policies ran at. Of policies with equally many right answers, the policy closest
-/// to the full cache stands in the row. Policies that do nothing of the family to a prompt come
-/// last, as answers cannot say anything about them. `None` where no family ran.
+/// budget that most policies ran at. Of policies with equally many right answers, the policy
+/// closest to the full cache stands in the row. Policies that do nothing of the family to a prompt
+/// come last, as answers cannot say anything about them. `None` where no family ran.
 pub(crate) fn table(records: &[Record]) -> Option<Table> {
     let records: Vec<&Record> = records.iter().collect();
     let setups = by_setup(&records);

@@ -35,7 +35,8 @@ impl Strategy for CisStrategy {
     #[cfg(feature = "gpu")]
     fn choose(device: &DeviceTraits, shape: &CisShape) -> Self {
         let sizes = Sizes { device: *device, shape: *shape };
-        // Times of an H200 in groups of four, 512 slots read of each range (docs/results/kernels.md):
+        // Times of an H200 in groups of four, 512 slots read of each range
+        // (docs/results/kernels.md):
         // - Fused, where ranges fill the device and share no sets: 49 µs at 16x32x8x2048, where
         //   Radix takes 54 and SplitRadix 56, and 134 at 16x32x8x8192 (146, 160).
         // - Histogram, where ranges are long: 43 µs at 1x32x8x8192, where SplitRadix takes 71, and

@@ -184,8 +184,8 @@ pub trait Policy: Any + Debug + Send + Sync {
         None
     }
 
-    /// Tokens that share an entry of the policy's sketch behind a prompt of `_prompt` tokens; `None`
-    /// without a sketch.
+    /// Tokens that share an entry of the policy's sketch behind a prompt of `_prompt` tokens;
+    /// `None` without a sketch.
     fn sketch_load(&self, _prompt: usize) -> Option<f64> {
         None
     }

@@ -1,8 +1,12 @@
 //! Attention of a decode step over quantised slots, continued from the attention over other slots.
 //!
-//! The attention over the other slots is one output `o₀` and one log-sum-exp `l₀` a query head. With
-//! the quantised slots' logits `x_j` and values `v_j`, the output is
-//! `(exp(l₀) o₀ + Σ_j exp(x_j) v_j) / (exp(l₀) + Σ_j exp(x_j))`, with a maximum taken out first.
+//! The attention over the other slots is one output `o₀` and one log-sum-exp `l₀` a query head.
+//! The quantised slots' logits are `x_j`, and their values `v_j`. The output is, with a maximum
+//! taken out first,
+//!
+//! ```text
+//! (exp(l₀) o₀ + Σ_j exp(x_j) v_j) / (exp(l₀) + Σ_j exp(x_j))
+//! ```
 //!
 //! Codes are not turned into numbers first. For a channel's minimum `m_d`, step `s_d` and code
 //! `c_jd`, a logit is `Σ_d q_d (m_d + s_d c_jd) = Σ_d q_d m_d + Σ_d (q_d s_d) c_jd`: a block's

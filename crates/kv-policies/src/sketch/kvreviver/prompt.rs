@@ -56,8 +56,8 @@ impl PromptScorer {
         }
     }
 
-    /// The accumulated attention of a prompt's tokens, or their scores by another policy in its place,
-    /// `[B, Hkv, T]`, where `exact` tokens are kept as they are.
+    /// The accumulated attention of a prompt's tokens, or their scores by another policy in its
+    /// place, `[B, Hkv, T]`, where `exact` tokens are kept as they are.
     pub(super) fn scores(&self, observation: &Observation<'_>, exact: usize) -> Result<Tensor<3>> {
         let [batch, kv_heads, tokens, _] = observation.dims();
         let missing = |what| PolicyError::MissingObservation { policy: NAME, what };

@@ -31,17 +31,17 @@ const LEAST: usize = 2;
 /// KVReviver with a quantised vague part (ours): tokens that leave the exact slots are kept in a
 /// few bits a number, and attention reads them so ([`kv_kernels::quantized_attention`]).
 ///
-/// The paper's sketch cannot bring tokens back: at its own settings tens of tokens share each entry.
-/// In the bytes of the paper's budget there is room for two or three bits of each number of most
-/// tokens: a slot of 128 dimensions takes 19 % of a 16-bit slot.
+/// The paper's sketch cannot bring tokens back: at its own settings tens of tokens share each
+/// entry. In the bytes of the paper's budget there is room for two or three bits of each number of
+/// most tokens: a slot of 128 dimensions takes 19 % of a 16-bit slot.
 ///
 /// A head's budget `B`, in bytes of 16-bit slots, holds `E` exact slots and `V` quantised ones of
 /// `q` times the bytes: `E + q V ≤ B`. `E` is at least the share `exact` of `B`. All tokens are
-/// kept where they find room; else the tokens of the lowest scores are dropped. Exact slots hold the
-/// most recent tokens and the tokens of the highest accumulated attention, as in the paper. While
-/// decoding, each 64 exact slots over the limit go into the vague part as a block: the ones of the
-/// lowest scores that are not recent. A full vague part gives up its oldest block. Vague tokens have
-/// no scores, and do not become exact again.
+/// kept where they find room; else the tokens of the lowest scores are dropped. Exact slots hold
+/// the most recent tokens and the tokens of the highest accumulated attention, as in the paper.
+/// While decoding, each 64 exact slots over the limit go into the vague part as a block: the ones
+/// of the lowest scores that are not recent. A full vague part gives up its oldest block. Vague
+/// tokens have no scores, and do not become exact again.
 #[derive(Debug, Clone)]
 pub struct QuantizedReviver {
     options: QuantizedReviverOptions,
