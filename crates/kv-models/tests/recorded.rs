@@ -64,6 +64,8 @@ fn recorded_steps_give_the_tokens_of_launched_ones() {
             (json!({"policy": "kvreviver", "budget": 64}), long),
             // Blocks of quantised slots, which the host moves between recorded steps.
             (json!({"policy": "kvreviver", "vague": "quantized", "budget": 150}), 100),
+            // Of shares of their prompts, rows move blocks at different steps.
+            (json!({"policy": "kvreviver", "vague": "quantized", "budget": 0.6}), 100),
             // What goes is merged.
             (json!({"policy": "keepkv", "evictor": "h2o", "budget": 64}), long),
             (json!({"policy": "keepkv", "budget": 64}), 60),

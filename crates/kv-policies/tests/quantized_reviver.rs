@@ -108,6 +108,26 @@ fn parts_fit_the_budget() {
     }
 }
 
+/// Budgets without room for a block keep exact slots alone, and do not grow.
+#[test]
+fn small_budgets_hold_while_decoding() {
+    for tested in devices() {
+        for budget in [2, 5, 16, 40] {
+            let run = Run::new(1, 2, 120, 90, &tested.device);
+            let reviver = policy(quantized(json!(budget), 2));
+            let mut cache = run.prompt.compress(&*reviver, run.steps());
+            assert_eq!(vague(&cache), [0, 0], "{budget}");
+            for index in 0..run.steps() {
+                run.step(&*reviver, &mut cache, index);
+                let slots = cache.layout().lengths()[0];
+                assert!(slots <= budget.max(3), "{} {budget}: {slots} at {index}", tested.name);
+            }
+            let capacity = cache.layout().capacities()[0];
+            assert!(capacity <= budget.max(3), "{budget}: room for {capacity}");
+        }
+    }
+}
+
 /// Sequences of a batch get what they get alone, whatever their lengths.
 #[test]
 fn rows_do_not_disturb_each_other() {

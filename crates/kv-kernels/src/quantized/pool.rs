@@ -88,6 +88,7 @@ impl QuantizedPool {
         check.shape("key_codes", &self.key_codes, &[slots, words(head_dim, keys)])?;
         check.shape("key_scales", &self.key_scales, &[slots / BLOCK, head_dim])?;
         check.shape("value_codes", &self.value_codes, &[slots, words(head_dim, values)])?;
+        check.counted("key_codes", &self.key_codes)?;
         check.int("key_codes", &self.key_codes)?;
         check.int("key_scales", &self.key_scales)?;
         check.int("value_codes", &self.value_codes)?;

@@ -248,6 +248,12 @@ impl<'a> Decoder<'a> {
                 // A step that counts is the warm-up; the recorded one does not run yet.
                 let drawn = self.device_step()?;
                 let _ = device.sync();
+                // The recorded step is the one behind: it may ask something of the host where this
+                // one did not.
+                if !self.records() {
+                    self.stage = Stage::Counting(steps);
+                    return Ok(drawn);
+                }
                 if let Some(recorded) = self.record(recording)? {
                     self.stage = Stage::Recorded(Box::new(recorded));
                 }

@@ -54,20 +54,21 @@ pub fn warn_of_remarks(policy: &dyn Policy, layers: usize, prompt: usize) {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::crowded_sketch;
     use crate::build;
 
     #[test]
     fn sketches_that_many_tokens_share_are_remarked() {
-        let remark = |name: &str, budget: f64| {
+        let remark = |name: &str, budget: Value| {
             let policy = build(&json!({"policy": name, "budget": budget})).unwrap();
             crowded_sketch(&*policy, 2_000)
         };
-        let remark_of_quarter = remark("kvreviver", 0.25).unwrap();
+        let remark_of_quarter = remark("kvreviver", json!(0.25)).unwrap();
         assert!(remark_of_quarter.starts_with("about 93 tokens share"), "{remark_of_quarter}");
-        assert_eq!(remark("kvreviver", 1.0), None);
-        assert_eq!(remark("h2o", 0.25), None);
+        // The exact part holds all tokens of the prompt.
+        assert_eq!(remark("kvreviver", json!(4_000)), None);
+        assert_eq!(remark("h2o", json!(0.25)), None);
     }
 }

@@ -22,6 +22,8 @@ pub(super) fn run(
     let blocks = count / BLOCK;
     let dtype = elem_type(keys.dtype);
     let client = keys.client.clone();
+    let [key_codes, key_scales, value_codes, value_scales] =
+        [pool.key_codes, pool.key_scales, pool.value_codes, pool.value_scales].map(into_contiguous);
     // SAFETY: shapes were checked; slots and blocks are the caller's, within their pools.
     unsafe {
         quantize_kernel::launch_unchecked(
@@ -37,14 +39,14 @@ pub(super) fn run(
                 blocks,
             ),
             QuantizedSlotsLaunch::new(
-                pool.key_codes.clone().into_buffer_arg(),
-                pool.key_scales.clone().into_buffer_arg(),
-                pool.value_codes.clone().into_buffer_arg(),
-                pool.value_scales.clone().into_buffer_arg(),
+                key_codes.clone().into_buffer_arg(),
+                key_scales.clone().into_buffer_arg(),
+                value_codes.clone().into_buffer_arg(),
+                value_scales.clone().into_buffer_arg(),
             ),
             Blueprint { head_dim, bits: pool.bits },
             dtype,
         );
     }
-    (pool.key_codes, pool.key_scales, pool.value_codes, pool.value_scales)
+    (key_codes, key_scales, value_codes, value_scales)
 }

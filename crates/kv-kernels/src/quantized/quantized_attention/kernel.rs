@@ -32,6 +32,20 @@ pub(super) struct Blueprint {
     pub(super) bits: QuantizedBits,
     /// The most planes that a cube may have.
     pub(super) planes: usize,
+    /// Numbers that shared memory has room for.
+    pub(super) room: usize,
+}
+
+impl Blueprint {
+    /// Teams of units that share the slots of a round, where each unit sums one word of the values:
+    /// as many as there are units for, and as many whose sums find room in shared memory.
+    fn teams(&self) -> usize {
+        let Self { group, head_dim, bits, planes, room } = *self;
+        let beside =
+            group * (2 * BLOCKS * head_dim + BLOCKS * SLICES + UNITS + planes) + 2 * planes;
+        let most = room.saturating_sub(beside) / head_dim;
+        (UNITS / words(head_dim, bits.values)).min(most).max(1)
+    }
 }
 
 /// Ranges of quantised slots, and how many cubes share each.
@@ -65,12 +79,12 @@ pub(super) fn quantized_attention_kernel<F: Float>(
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
 ) {
-    let Blueprint { group, head_dim, bits, planes } = blueprint;
+    let Blueprint { group, head_dim, bits, planes, .. } = blueprint;
     let key_words = comptime!(words(head_dim, bits.keys));
     let key_codes = comptime!(codes_of_word(bits.keys));
     let value_words = comptime!(words(head_dim, bits.values));
     let value_codes = comptime!(codes_of_word(bits.values));
-    let teams = comptime!((UNITS / value_words).max(1));
+    let teams = comptime!(blueprint.teams());
     let cube = CUBE_POS;
     if cube >= ranges.total_kv_heads * ranges.splits {
         terminate!();

@@ -37,8 +37,9 @@ pub(super) fn run(args: QuantizedAttentionArgs<CubeBackend>) -> (CubeTensor, Cub
     let output = empty_like(&args.query, args.query.shape(), args.query.dtype);
     let log_sum_exp = empty_like(&args.query, Shape::from([batch, query_heads]), DType::F32);
     let pool = args.pool;
-    let blueprint =
-        Blueprint { group, head_dim, bits: pool.bits, planes: planes_of(&client, UNITS) };
+    let room = client.properties().hardware.max_shared_memory_size / size_of::<f32>();
+    let planes = planes_of(&client, UNITS);
+    let blueprint = Blueprint { group, head_dim, bits: pool.bits, planes, room };
     let numbers = batch * query_heads * head_dim;
     let cube_dim = CubeDim::new(&client, numbers);
     // SAFETY: shapes were checked; ranges are the caller's, within the pool.

@@ -26,7 +26,7 @@ pub(crate) mod reference;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
-use super::layout::BLOCK;
+use super::layout::{BLOCK, words};
 use super::pool::QuantizedPool;
 use crate::backend::check::Check;
 use crate::{KernelError, SlotRanges};
@@ -34,8 +34,11 @@ use args::QuantizedAttentionArgs;
 use backend::QuantizedAttentionOps;
 
 const OP: &str = "quantized_attention";
-/// The largest head dim and group, whose queries fit into shared memory everywhere.
+/// The most numbers of a group's queries: their products with steps and minima, of two blocks, fill
+/// half of 32 KB of shared memory.
 const MOST_QUERIES: usize = 1_024;
+/// The most words of a value, since each unit of a cube sums one word.
+const MOST_WORDS: usize = 128;
 
 /// The attention over other slots, which is continued.
 #[derive(Debug, Clone)]
@@ -92,6 +95,10 @@ pub fn quantized_attention(
     if query_heads / kv_heads * head_dim > MOST_QUERIES {
         let numbers = query_heads / kv_heads * head_dim;
         return Err(check.unsupported("numbers of a group's queries", numbers, "at most 1,024"));
+    }
+    if words(head_dim, pool.bits.values) > MOST_WORDS {
+        let words = words(head_dim, pool.bits.values);
+        return Err(check.unsupported("words of a value", words, "at most 128"));
     }
     let (output, log_sum_exp) =
         <Dispatch as QuantizedAttentionOps>::quantized_attention(QuantizedAttentionArgs {

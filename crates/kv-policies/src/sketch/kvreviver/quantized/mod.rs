@@ -71,7 +71,7 @@ pub struct QuantizedReviverOptions {
     pub value_bits: usize,
 }
 
-/// At 25 % all tokens of prompts of 2,000 find room beside it.
+/// At 25 % all tokens of long prompts find room beside it.
 fn default_exact() -> f64 {
     0.1
 }
@@ -94,19 +94,22 @@ fn default_value_bits() -> usize {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Parts {
     /// Slots kept exactly.
-    exact: usize,
+    limit: usize,
     /// The number of exact slots for the most recent tokens.
     recents: usize,
     /// Quantised slots, whole blocks.
     vague: usize,
+    /// Exact slots over the limit that leave together.
+    over: usize,
 }
 
 impl Parts {
     /// The exact slots of a prompt of `tokens` tokens: beside the usual ones, as many as the last
     /// block of quantised slots would have left unfilled.
     fn exact_of(self, tokens: usize) -> usize {
-        let others = tokens.saturating_sub(self.exact);
-        if others <= self.vague { tokens.min(self.exact + others % BLOCK) } else { self.exact }
+        let others = tokens.saturating_sub(self.limit);
+        let more = if others <= self.vague { others % BLOCK } else { 0 };
+        tokens.min(self.limit + more)
     }
 }
 
@@ -132,28 +135,41 @@ impl QuantizedReviverOptions {
         QuantizedPool::slot_bytes(head_dim, self.bits()) / (4 * head_dim) as f64
     }
 
-    /// The parts of `budget` slots for up to `tokens` tokens of `head_dim` numbers, with room for
-    /// `over` exact slots beside.
-    fn parts(&self, budget: usize, tokens: usize, over: usize, head_dim: usize) -> Parts {
+    /// The parts of `budget` slots (`B`) for up to `tokens` tokens (`T`) of `head_dim` numbers, of
+    /// which decode steps add `new_tokens`.
+    fn parts(&self, budget: usize, tokens: usize, new_tokens: usize, head_dim: usize) -> Parts {
         let share = self.slot_share(head_dim);
-        let own = |exact: usize, vague: usize| {
-            let recents = ((exact as f64 * self.recent).round() as usize).clamp(1, exact - 1);
-            Parts { exact, recents, vague }
+        let parts = |limit: usize, vague: usize, over: usize| {
+            let recents = ((limit as f64 * self.recent).round() as usize).clamp(1, limit - 1);
+            Parts { limit, recents, vague, over }
+        };
+        // Without a vague part, tokens that leave are dropped.
+        let without = |budget: usize| {
+            let over = (budget / 4).clamp(1, BLOCK);
+            parts(budget.saturating_sub(over.min(new_tokens + 1)).max(LEAST), 0, over)
         };
         if budget >= tokens {
-            return own(budget.max(LEAST), 0);
+            let limit = without(budget).limit.max(tokens).max(LEAST);
+            return parts(limit, 0, budget.saturating_sub(limit).clamp(1, BLOCK));
         }
-        let rest = (budget as f64 - over as f64).max(LEAST as f64);
-        let least = ((rest * self.exact).ceil() as usize).clamp(LEAST, rest as usize);
+        // A block gathers in exact slots before it moves.
+        let rest = budget.saturating_sub(BLOCK.min(new_tokens + 1));
+        let least = ((rest as f64 * self.exact).ceil() as usize).max(LEAST);
+        if share >= 1.0 || rest <= least {
+            return without(budget);
+        }
         // All tokens find room where `V` is at least this: then `E = T - V`, and `E + q V ≤ B`.
-        let wanted = (tokens as f64 - rest).max(0.0) / (1.0 - share).max(f64::EPSILON);
+        let wanted = (tokens as f64 - rest as f64) / (1.0 - share);
         let all = (wanted.ceil() as usize).next_multiple_of(BLOCK);
         if all + least <= tokens {
-            return own(tokens - all, all);
+            return parts(tokens - all, all, BLOCK);
         }
-        let vague = ((rest - least as f64) / share) as usize / BLOCK * BLOCK;
-        let exact = (rest - vague as f64 * share) as usize;
-        own(exact.max(least), vague)
+        let most = ((rest - least) as f64 / share) as usize;
+        let vague = most.min(tokens.saturating_sub(least)) / BLOCK * BLOCK;
+        if vague == 0 {
+            return without(budget);
+        }
+        parts(rest - (vague as f64 * share).ceil() as usize, vague, BLOCK)
     }
 }
 
@@ -208,8 +224,7 @@ impl QuantizedReviver {
                 (layers.spread(count, slots, LEAST, tokens.max(LEAST))?[index], tokens)
             }
         };
-        let over = new_tokens.min(BLOCK);
-        Ok(self.options.parts(budget, all, over, head_dim))
+        Ok(self.options.parts(budget, all, new_tokens, head_dim))
     }
 
     /// The policy from its configuration.
@@ -247,7 +262,7 @@ impl Policy for QuantizedReviver {
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
         let parts = self.parts(observation, 0)?;
-        let scores = self.scorer.scores(observation, parts.exact)?;
+        let scores = self.scorer.scores(observation, parts.limit)?;
         let exact = parts.exact_of(observation.tokens());
         Ok(exact_tokens(observation, exact, [exact, parts.recents], scores)?.into())
     }
@@ -263,10 +278,9 @@ impl Policy for QuantizedReviver {
     }
 
     fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
-        let Parts { exact, vague, .. } = self.parts(observation, new_tokens)?;
-        // Without a vague part nothing leaves, and tokens to come find room of their own.
-        let over = if vague == 0 { new_tokens.max(1) } else { BLOCK };
-        Ok(Room::Limited { limit: exact, over, new_tokens })
+        let parts = self.parts(observation, new_tokens)?;
+        let kept = parts.exact_of(observation.tokens());
+        Ok(Room::Total((parts.limit + parts.over).min(kept + new_tokens + 1)))
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -321,7 +335,7 @@ impl Policy for QuantizedReviver {
             return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
         }
         let parts = self.parts(observation, new_tokens)?;
-        let scores = self.scorer.scores(observation, parts.exact)?;
+        let scores = self.scorer.scores(observation, parts.limit)?;
         let exact = parts.exact_of(tokens);
         let selection = exact_tokens(observation, exact, [exact, parts.recents], scores.clone())?;
         let (keys, values) = (observation.keys, observation.values);
@@ -337,8 +351,9 @@ impl Policy for QuantizedReviver {
         )?;
         let head = QuantizedHead {
             blocks: parts.vague / BLOCK,
-            limit: parts.exact,
+            limit: parts.limit,
             recents: parts.recents,
+            over: parts.over,
         };
         cache.set_limits(vec![head.limit; batch * kv_heads])?;
         let mut state = QuantizedTokens::new(
@@ -374,4 +389,54 @@ fn vague_tokens(scores: Tensor<3>, exact: &Selection, vague: usize) -> Result<Se
     let lowest = Tensor::full(slots.dims(), f32::MIN, (&device, DType::F32));
     scatter_scalars(&mut flat, slots, lowest)?;
     Ok(Selection::highest(flat.reshape([batch, kv_heads, tokens]), count)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The slots that a prompt's parts take of 16-bit slots, room included, fit the budget, and all
+    /// tokens are kept where they find room.
+    #[test]
+    fn parts_take_no_more_than_the_budget() {
+        for (head_dim, bits) in [(64, [3, 2]), (128, [2, 2]), (16, [8, 8]), (2, [8, 8])] {
+            let [key_bits, value_bits] = bits;
+            for exact in [0.1, 0.5, 1.0] {
+                let options = QuantizedReviverOptions {
+                    key_bits,
+                    value_bits,
+                    exact,
+                    ..QuantizedReviverOptions::new(Budget::Ratio(0.25))
+                };
+                let share = options.slot_share(head_dim);
+                for tokens in (3..3_000).step_by(7) {
+                    for budget in [2, 5, tokens / 10, tokens / 4, tokens / 2, tokens - 1] {
+                        for new_tokens in [0, 6, 63, 64, 500] {
+                            let budget = budget.max(LEAST);
+                            let parts = options.parts(budget, tokens, new_tokens, head_dim);
+                            let Parts { limit, recents, vague, over } = parts;
+                            let kept = parts.exact_of(tokens);
+                            let room = (limit + over).min(kept + new_tokens + 1).max(kept);
+                            let taken = room as f64 + share * vague as f64;
+                            let context = format!(
+                                "{head_dim} {bits:?} {exact}: {budget} of {tokens}, \
+                                 {new_tokens} more: {parts:?}, {kept} kept, {taken} taken"
+                            );
+                            assert!(limit >= LEAST && (1..limit).contains(&recents), "{context}");
+                            assert!((1..=BLOCK).contains(&over), "{context}");
+                            assert!(vague == 0 || over == BLOCK, "{context}");
+                            assert!(vague.is_multiple_of(BLOCK), "{context}");
+                            // A slot is appended before one goes: of the least slots, and of a
+                            // prompt that is kept whole.
+                            let whole = if budget >= tokens { tokens.max(LEAST) } else { LEAST };
+                            assert!(taken <= budget.max(whole + 1) as f64, "{context}");
+                            if vague > 0 && kept + vague >= tokens {
+                                assert_eq!(kept + vague.min(tokens - kept), tokens, "{context}");
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
 }

@@ -17,12 +17,15 @@ const BLOCK: usize = QuantizedPool::BLOCK;
 /// The sizes of one head range's exact and quantised parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuantizedHead {
-    /// Blocks of quantised slots that the range has room for; 0 for a range that quantises nothing.
+    /// Blocks of quantised slots that the range has room for; a range without any drops the slots
+    /// that leave.
     pub blocks: usize,
     /// Slots that are kept exactly.
     pub limit: usize,
     /// The number of exact slots for the most recent tokens.
     pub recents: usize,
+    /// Exact slots over the limit that leave together: a block where the range has blocks.
+    pub over: usize,
 }
 
 /// The quantised tokens of a layer, in whole blocks. A range with no free block overwrites its
@@ -95,7 +98,8 @@ impl QuantizedTokens {
     /// Quantises tokens of a prompt.
     ///
     /// # Shapes
-    /// `keys`, `values` `[B, Hkv, T, D]`; `tokens` has whole blocks of each head range, or none.
+    /// `keys`, `values` `[B, Hkv, T, D]`; `tokens` has equally many whole blocks of each
+    /// head range, or none.
     ///
     /// # Errors
     /// [`Error::Shape`] for more tokens than there is room for, [`Error::Kernel`].
@@ -108,12 +112,15 @@ impl QuantizedTokens {
         if tokens.total() == 0 {
             return Ok(());
         }
-        let [batch, kv_heads, count, head_dim] = keys.dims();
+        let [batch, kv_heads, prompt, head_dim] = keys.dims();
         expect_shape("keys", &[batch * kv_heads, head_dim], &[self.heads.len(), self.head_dim])?;
-        let firsts: Vec<usize> = (0..batch * kv_heads).map(|range| range * count).collect();
+        let firsts: Vec<usize> = (0..batch * kv_heads).map(|range| range * prompt).collect();
         let from = tokens.lists(&firsts, &keys.device())?.slots;
-        let rows = |of: &Tensor<4>| of.clone().reshape([batch * kv_heads * count, head_dim]);
-        let blocks: Vec<usize> = tokens.lengths().iter().map(|own| own / BLOCK).collect();
+        let rows = |of: &Tensor<4>| of.clone().reshape([batch * kv_heads * prompt, head_dim]);
+        // A list writes as many blocks as the longest one has.
+        let count = tokens.lengths()[0];
+        expect_shape("quantised tokens", tokens.lengths(), &vec![count; self.heads.len()])?;
+        let blocks = vec![count / BLOCK; self.heads.len()];
         for (head, &blocks) in self.heads.iter().zip(&blocks) {
             expect_shape("quantised blocks", &[blocks.min(head.blocks)], &[blocks])?;
         }
@@ -160,8 +167,8 @@ impl QuantizedTokens {
         lengths.into_iter().any(|(length, head)| head.is_over(length + more))
     }
 
-    /// Moves the 64 exact slots of the lowest scores that are not recent into the vague part, of
-    /// each range that is a block over its limit. `position` has the newest tokens' positions,
+    /// Moves exact slots into the vague part, of each range that has enough over its limit: the
+    /// slots of the lowest scores that are not recent. `position` has the newest tokens' positions,
     /// `[B]`.
     ///
     /// # Errors
@@ -180,15 +187,23 @@ impl QuantizedTokens {
         let counts: Vec<usize> = lengths
             .iter()
             .zip(&over)
-            .map(|(&length, &over)| if over { length - BLOCK } else { length })
+            .zip(&self.heads)
+            .map(|((&length, &over), head)| if over { length - head.over } else { length })
             .collect();
         let kept = cache.highest(self.protected_scores(cache, position)?, &counts)?;
         let victims = kept.others(&lengths)?;
         let device = cache.options().device.clone();
         let slots = victims.lists(cache.layout().offsets(), &device)?.slots;
-        let blocks: Vec<usize> = over.into_iter().map(usize::from).collect();
-        let (keys, values) = (cache.keys().clone(), cache.values().clone());
-        self.write(keys, values, slots, &blocks)?;
+        let blocks: Vec<usize> = self
+            .heads
+            .iter()
+            .zip(over)
+            .map(|(head, over)| usize::from(over && head.blocks > 0))
+            .collect();
+        if blocks.contains(&1) {
+            let (keys, values) = (cache.keys().clone(), cache.values().clone());
+            self.write(keys, values, slots, &blocks)?;
+        }
         cache.retain(&kept)
     }
 
@@ -208,9 +223,9 @@ impl QuantizedTokens {
 }
 
 impl QuantizedHead {
-    /// Whether so many exact slots are a block over the limit.
+    /// Whether slots leave where a range has so many exact ones.
     fn is_over(&self, length: usize) -> bool {
-        self.blocks > 0 && length >= self.limit + BLOCK
+        length >= self.limit + self.over
     }
 }
 
@@ -360,7 +375,8 @@ impl PolicyState for QuantizedTokens {
     /// A step appends before a block moves.
     fn lengths_of_step(&self, head: usize, before: usize) -> Option<StepLengths> {
         let within = before + 1;
-        let behind = if self.heads[head].is_over(within) { within - BLOCK } else { within };
+        let own = &self.heads[head];
+        let behind = if own.is_over(within) { within - own.over } else { within };
         Some(StepLengths { within, behind })
     }
 
@@ -395,9 +411,19 @@ impl LoadState for QuantizedTokens {
             let track = Self::SCORES;
             return Err(invalid(format!("slots with weights, or without the track `{track}`")));
         }
-        if let Some(head) = heads.iter().find(|head| head.recents > head.limit) {
-            let QuantizedHead { recents, limit, .. } = head;
-            return Err(invalid(format!("{recents} recent tokens of {limit} exact ones")));
+        let most = i32::MAX as usize - BLOCK;
+        let sound = |head: &QuantizedHead| {
+            let whole = head.blocks == 0 || head.over == BLOCK;
+            head.recents <= head.limit
+                && head.limit <= most
+                && (1..=BLOCK).contains(&head.over)
+                && whole
+        };
+        if let Some(head) = heads.iter().find(|head| !sound(head)) {
+            return Err(invalid(format!("a head of {head:?}")));
+        }
+        if let Some(written) = written.iter().find(|written| **written > most) {
+            return Err(invalid(format!("{written} blocks written")));
         }
         let blocks = heads.iter().try_fold(0usize, |sum, head| sum.checked_add(head.blocks));
         let blocks = blocks.filter(|blocks| blocks.checked_mul(BLOCK * head_dim).is_some());
