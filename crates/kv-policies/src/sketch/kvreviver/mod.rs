@@ -244,7 +244,11 @@ impl Policy for KvReviver {
     /// `r (T - E) / N`, where `N` entries in `r` buckets stand for all but `E` of `T` tokens.
     /// `None` where all tokens are kept exactly.
     fn sketch_load(&self, prompt: usize) -> Option<f64> {
-        let slots = self.options.budget.resolve(prompt) as f64;
+        let slots = match self.options.budget {
+            // Budgets in tokens fill up behind short prompts.
+            Budget::Tokens(slots) => slots,
+            budget => budget.resolve(prompt),
+        } as f64;
         let (entries, buckets) = (slots * self.options.sketch_share, self.options.buckets as f64);
         let sketched = prompt as f64 - (slots - entries);
         (sketched > 0.0).then(|| buckets * sketched / entries.max(buckets))
