@@ -98,7 +98,9 @@ pub use merge::nearest_slots::{
 };
 pub use quantized::pool::{QuantizedBits, QuantizedPool};
 pub use quantized::quantize_slots::quantize_slots;
-pub use quantized::quantized_attention::{AttendedSlots, quantized_attention};
+pub use quantized::quantized_attention::{
+    AttendedSlots, QuantizedAttentionOptions, QuantizedStrategy, quantized_attention,
+};
 pub use select::argmin_slots::{Protected, argmin_slots};
 pub use select::labels::{RefreshRows, label_scores};
 pub use select::lists::{HEADER as LIST_HEADER, ListTable, keep_lists, list_slots};

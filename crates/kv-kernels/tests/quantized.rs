@@ -3,10 +3,13 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 use half::{bf16, f16};
 use kv_kernels::{
-    AttendedSlots, DecodeAttentionOptions, KernelError, NO_SLOT, QuantizedBits, QuantizedPool,
-    SlotRanges, decode_attention, quantize_slots, quantized_attention,
+    AttendedSlots, DecodeAttentionOptions, KernelError, NO_SLOT, QuantizedAttentionOptions,
+    QuantizedBits, QuantizedPool, QuantizedStrategy, SlotRanges, decode_attention, quantize_slots,
+    quantized_attention,
 };
 use kv_testing::{Numbers, devices, relative_error};
+
+use crate::strategies::force;
 
 const BLOCK: usize = QuantizedPool::BLOCK;
 const BITS: [QuantizedBits; 5] = [
@@ -55,15 +58,25 @@ struct Decoded {
 }
 
 fn decode(pool: &QuantizedPool, head_dim: usize) -> Decoded {
-    let flat = |codes: &Tensor<2, Int>| codes.clone().try_into_vec_as::<i32>().unwrap();
-    let [key_codes, key_scales, value_codes] =
-        [&pool.key_codes, &pool.key_scales, &pool.value_codes].map(flat);
-    let value_scales = pool.value_scales.clone().try_into_vec_as::<i32>().unwrap();
+    let [key_codes, key_scales, value_codes, value_scales] =
+        pool.tensors().map(|tensor| tensor.clone().try_into_vec_as::<i32>().unwrap());
     let half = |bits: u32| f64::from(f32::from_bits(bits << 16));
-    let code = |codes: &[i32], slot: usize, channel: usize, bits: usize| {
-        let each = 32 / bits;
-        let word = codes[slot * head_dim.div_ceil(each) + channel / each] as u32;
-        f64::from(word >> (channel % each * bits) & ((1 << bits) - 1))
+    // The `i`-th code of a word, half of whose codes are in each half of it.
+    let code = |word: i32, i: usize, bits: usize| {
+        let half = 16 / bits;
+        f64::from(word as u32 >> (i % half * bits + i / half * 16) & ((1 << bits) - 1))
+    };
+    let words = |count: usize, bits: usize| count.div_ceil(2 * (16 / bits));
+    let QuantizedBits { keys, values } = pool.bits;
+    let key = |slot: usize, channel: usize| {
+        let (block, each) = (slot / BLOCK, 2 * (16 / keys));
+        let at = (block * words(head_dim, keys) + channel / each) * BLOCK + slot % BLOCK;
+        code(key_codes[at], channel % each, keys)
+    };
+    let value = |slot: usize, channel: usize| {
+        let (block, at, each) = (slot / BLOCK, slot % BLOCK, 2 * (16 / values));
+        let word = (block * words(BLOCK, values) + at / each) * head_dim + channel;
+        code(value_codes[word], at % each, values)
     };
     let mut decoded =
         Decoded { keys: vec![], values: vec![], key_steps: vec![], value_steps: vec![] };
@@ -71,12 +84,10 @@ fn decode(pool: &QuantizedPool, head_dim: usize) -> Decoded {
         for channel in 0..head_dim {
             let scale = key_scales[slot / BLOCK * head_dim + channel] as u32;
             let (step, low) = (half(scale >> 16), half(scale & 0xffff));
-            let code_of_key = code(&key_codes, slot, channel, pool.bits.keys);
-            decoded.keys.push(low + step * code_of_key);
+            decoded.keys.push(low + step * key(slot, channel));
             decoded.key_steps.push(step);
             let (step, low) = (half(value_scale as u32 >> 16), half(value_scale as u32 & 0xffff));
-            let code_of_value = code(&value_codes, slot, channel, pool.bits.values);
-            decoded.values.push(low + step * code_of_value);
+            decoded.values.push(low + step * value(slot, channel));
             decoded.value_steps.push(step);
         }
     }
@@ -137,119 +148,154 @@ fn numbers_are_within_half_a_step() {
     }
 }
 
-/// The attention over exact slots, continued over quantised ones, is the attention over both.
+/// Heads, their size, and the bits of their numbers.
+struct Case {
+    kv_heads: usize,
+    group: usize,
+    head_dim: usize,
+    bits: QuantizedBits,
+}
+
+/// The attention over exact slots, continued over quantised ones, is the attention over both, by
+/// every kernel.
 #[test]
 fn attention_agrees_with_f64_over_what_codes_stand_for() {
+    let case = |kv_heads, group, head_dim, [keys, values]: [usize; 2]| Case {
+        kv_heads,
+        group,
+        head_dim,
+        bits: QuantizedBits { keys, values },
+    };
+    let cases = [
+        case(2, 1, 64, [2, 2]),
+        case(2, 4, 64, [3, 2]),
+        case(1, 3, 80, [4, 4]),
+        case(2, 2, 128, [8, 8]),
+        case(1, 8, 32, [1, 5]),
+        case(2, 4, 128, [3, 2]),
+        case(1, 6, 96, [7, 3]),
+        case(1, 1, 256, [5, 6]),
+        case(1, 5, 64, [6, 1]),
+    ];
     for tested in devices() {
-        let device = &tested.device;
-        for (at, (kv_heads, group, head_dim)) in
-            [(2, 1, 64), (2, 4, 64), (1, 3, 80), (2, 2, 128), (1, 8, 32)].into_iter().enumerate()
-        {
-            for dtype in tested.float_dtypes() {
-                let bits = BITS[at];
-                let lengths: Vec<usize> =
-                    [0, 1, 63, 64, 200, 1_000].into_iter().take(6 / kv_heads * kv_heads).collect();
-                let batch = lengths.len() / kv_heads;
-                let blocks: usize = lengths.iter().map(|length| length.div_ceil(BLOCK)).sum();
-                let [keys, values] = made_up(blocks * BLOCK, head_dim, dtype);
-                let mut pool = QuantizedPool::new(blocks, head_dim, bits, device);
-                let all: Vec<i32> = (0..(blocks * BLOCK) as i32).collect();
-                quantize_slots(
-                    &mut pool,
-                    rows(&keys, head_dim, dtype, device),
-                    rows(&values, head_dim, dtype, device),
-                    ints(&all, device).reshape([1, blocks * BLOCK]),
-                    ints(&[0], device),
-                )
-                .unwrap();
-                let exact = 5;
-                let [own_keys, own_values] = made_up(exact * lengths.len(), head_dim, dtype);
-                let queries = Numbers::new(9).normal(lengths.len() * group * head_dim);
-                let queries = rounded(&queries, dtype);
-                let query = rows(&queries, head_dim, dtype, device);
-                let query = query.reshape([batch, kv_heads * group, head_dim]);
-                let grid = |values: Vec<usize>| {
-                    let values: Vec<i32> = values.into_iter().map(|value| value as i32).collect();
-                    ints(&values, device).reshape([batch, kv_heads])
-                };
-                let before = decode_attention(
-                    query.clone(),
-                    rows(&own_keys, head_dim, dtype, device),
-                    rows(&own_values, head_dim, dtype, device),
-                    None,
-                    &SlotRanges {
-                        offsets: grid((0..lengths.len()).map(|range| range * exact).collect()),
-                        lengths: grid(vec![exact; lengths.len()]),
-                    },
-                    DecodeAttentionOptions { log_sum_exp: true, ..Default::default() },
-                )
-                .unwrap();
-                let mut first = 0;
-                let offsets: Vec<usize> = lengths
-                    .iter()
-                    .map(|length| {
-                        let own = first;
-                        first += length.div_ceil(BLOCK) * BLOCK;
-                        own
-                    })
-                    .collect();
-                let ranges =
-                    SlotRanges { offsets: grid(offsets.clone()), lengths: grid(lengths.clone()) };
-                let attended = AttendedSlots {
-                    output: before.output,
-                    log_sum_exp: before.log_sum_exp.unwrap(),
-                };
-                let found =
-                    quantized_attention(query, &pool, &ranges, attended, None, 1_000).unwrap();
-                let output = found.output.cast(DType::F32).try_into_vec_as::<f32>().unwrap();
-                let log_sums = found.log_sum_exp.try_into_vec_as::<f32>().unwrap();
-                let decoded = decode(&pool, head_dim);
-                let wide = |rows: &[f32]| rows.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
-                let (own_keys, own_values) = (wide(&own_keys), wide(&own_values));
-                let (mut expected, mut expected_sums) = (Vec::new(), Vec::new());
-                for (head, query) in queries.chunks(head_dim).enumerate() {
-                    let range = head / group;
-                    let of = |rows: &[f64], from: usize, count: usize| {
-                        rows[from * head_dim..(from + count) * head_dim].to_vec()
-                    };
-                    let (from, count) = (offsets[range], lengths[range]);
-                    let keys =
-                        [of(&own_keys, range * exact, exact), of(&decoded.keys, from, count)];
-                    let values =
-                        [of(&own_values, range * exact, exact), of(&decoded.values, from, count)];
-                    let (keys, values) = (keys.concat(), values.concat());
-                    let logits: Vec<f64> = keys
-                        .chunks(head_dim)
-                        .map(|key| {
-                            let dot: f64 =
-                                query.iter().zip(key).map(|(q, k)| f64::from(*q) * k).sum();
-                            dot / (head_dim as f64).sqrt()
-                        })
-                        .collect();
-                    let top = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                    let sum: f64 = logits.iter().map(|logit| (logit - top).exp()).sum();
-                    expected_sums.push(top + sum.ln());
-                    let mut row = vec![0.0; head_dim];
-                    for (logit, value) in logits.iter().zip(values.chunks(head_dim)) {
-                        let weight = (logit - top).exp() / sum;
-                        row.iter_mut().zip(value).for_each(|(sum, value)| *sum += weight * value);
-                    }
-                    expected.extend(row);
-                }
-                let name = format!("{} {kv_heads}x{group}x{head_dim} {dtype:?}", tested.name);
-                let (most, most_sum) = match dtype {
-                    // The result, and the exact part that is continued, are rounded.
-                    DType::BF16 => (8e-3, 2e-3),
-                    DType::F16 => (1e-3, 1e-3),
-                    _ => (1e-5, 1e-5),
-                };
-                let error = relative_error(&output, &expected);
-                assert!(error < most, "{name}: {error}");
-                let error = relative_error(&log_sums, &expected_sums);
-                assert!(error < most_sum, "{name}: log-sum-exp {error}");
-            }
+        for dtype in tested.float_dtypes() {
+            let check = |strategy, case: &Case| {
+                check_attention(&tested.device, tested.name, dtype, case, strategy)
+            };
+            cases.iter().for_each(|case| check(QuantizedStrategy::Auto, case).unwrap());
+            let strategies = [QuantizedStrategy::Portable, QuantizedStrategy::TensorCore];
+            let test = format!("quantized_attention in {dtype:?}");
+            force(&test, &tested, &strategies, &cases, check);
         }
     }
+}
+
+fn check_attention(
+    device: &Device,
+    device_name: &str,
+    dtype: DType,
+    case: &Case,
+    strategy: QuantizedStrategy,
+) -> Result<(), KernelError> {
+    let Case { kv_heads, group, head_dim, bits } = *case;
+    let options = QuantizedAttentionOptions { strategy, ..QuantizedAttentionOptions::new(1_000) };
+    let lengths: Vec<usize> =
+        [0, 1, 63, 64, 200, 1_000].into_iter().take(6 / kv_heads * kv_heads).collect();
+    let batch = lengths.len() / kv_heads;
+    let blocks: usize = lengths.iter().map(|length| length.div_ceil(BLOCK)).sum();
+    let [keys, values] = made_up(blocks * BLOCK, head_dim, dtype);
+    let mut pool = QuantizedPool::new(blocks, head_dim, bits, device);
+    let all: Vec<i32> = (0..(blocks * BLOCK) as i32).collect();
+    quantize_slots(
+        &mut pool,
+        rows(&keys, head_dim, dtype, device),
+        rows(&values, head_dim, dtype, device),
+        ints(&all, device).reshape([1, blocks * BLOCK]),
+        ints(&[0], device),
+    )
+    .unwrap();
+    let exact = 5;
+    let [own_keys, own_values] = made_up(exact * lengths.len(), head_dim, dtype);
+    let queries = Numbers::new(9).normal(lengths.len() * group * head_dim);
+    let queries = rounded(&queries, dtype);
+    let query = rows(&queries, head_dim, dtype, device);
+    let query = query.reshape([batch, kv_heads * group, head_dim]);
+    let grid = |values: Vec<usize>| {
+        let values: Vec<i32> = values.into_iter().map(|value| value as i32).collect();
+        ints(&values, device).reshape([batch, kv_heads])
+    };
+    let before = decode_attention(
+        query.clone(),
+        rows(&own_keys, head_dim, dtype, device),
+        rows(&own_values, head_dim, dtype, device),
+        None,
+        &SlotRanges {
+            offsets: grid((0..lengths.len()).map(|range| range * exact).collect()),
+            lengths: grid(vec![exact; lengths.len()]),
+        },
+        DecodeAttentionOptions { log_sum_exp: true, ..Default::default() },
+    )
+    .unwrap();
+    let mut first = 0;
+    let offsets: Vec<usize> = lengths
+        .iter()
+        .map(|length| {
+            let own = first;
+            first += length.div_ceil(BLOCK) * BLOCK;
+            own
+        })
+        .collect();
+    let ranges = SlotRanges { offsets: grid(offsets.clone()), lengths: grid(lengths.clone()) };
+    let attended =
+        AttendedSlots { output: before.output, log_sum_exp: before.log_sum_exp.unwrap() };
+    let found = quantized_attention(query, &pool, &ranges, attended, options)?;
+    let output = found.output.cast(DType::F32).try_into_vec_as::<f32>().unwrap();
+    let log_sums = found.log_sum_exp.try_into_vec_as::<f32>().unwrap();
+    let decoded = decode(&pool, head_dim);
+    let wide = |rows: &[f32]| rows.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+    let (own_keys, own_values) = (wide(&own_keys), wide(&own_values));
+    let (mut expected, mut expected_sums) = (Vec::new(), Vec::new());
+    for (head, query) in queries.chunks(head_dim).enumerate() {
+        let range = head / group;
+        let of = |rows: &[f64], from: usize, count: usize| {
+            rows[from * head_dim..(from + count) * head_dim].to_vec()
+        };
+        let (from, count) = (offsets[range], lengths[range]);
+        let keys = [of(&own_keys, range * exact, exact), of(&decoded.keys, from, count)];
+        let values = [of(&own_values, range * exact, exact), of(&decoded.values, from, count)];
+        let (keys, values) = (keys.concat(), values.concat());
+        let logits: Vec<f64> = keys
+            .chunks(head_dim)
+            .map(|key| {
+                let dot: f64 = query.iter().zip(key).map(|(q, k)| f64::from(*q) * k).sum();
+                dot / (head_dim as f64).sqrt()
+            })
+            .collect();
+        let top = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = logits.iter().map(|logit| (logit - top).exp()).sum();
+        expected_sums.push(top + sum.ln());
+        let mut row = vec![0.0; head_dim];
+        for (logit, value) in logits.iter().zip(values.chunks(head_dim)) {
+            let weight = (logit - top).exp() / sum;
+            row.iter_mut().zip(value).for_each(|(sum, value)| *sum += weight * value);
+        }
+        expected.extend(row);
+    }
+    let name =
+        format!("{device_name} {kv_heads}x{group}x{head_dim} {bits:?} {dtype:?} {strategy:?}");
+    let (most, most_sum) = match (dtype, strategy) {
+        // The result, and the exact part that is continued, are rounded.
+        (DType::BF16, _) => (8e-3, 2e-3),
+        (DType::F16, _) => (1e-3, 1e-3),
+        // Factors are two bf16 numbers each, of 16 bits together.
+        (_, QuantizedStrategy::TensorCore) => (1e-4, 1e-4),
+        _ => (1e-5, 1e-5),
+    };
+    let error = relative_error(&output, &expected);
+    assert!(error < most, "{name}: {error}");
+    let error = relative_error(&log_sums, &expected_sums);
+    assert!(error < most_sum, "{name}: log-sum-exp {error}");
+    Ok(())
 }
 
 /// Without slots before, and without quantised ones.
@@ -275,7 +321,8 @@ fn either_part_may_be_empty() {
         };
         let attend = |length, log_sum_exp| {
             let query = query.clone();
-            quantized_attention(query, &pool, &ranges(length), before(log_sum_exp), None, BLOCK)
+            let options = QuantizedAttentionOptions::new(BLOCK);
+            quantized_attention(query, &pool, &ranges(length), before(log_sum_exp), options)
         };
         // One slot alone is its value.
         let alone = attend(1, f32::NEG_INFINITY).unwrap().output;
@@ -318,9 +365,16 @@ fn nan_shows_in_the_output() {
                 lengths: ints(&[BLOCK as i32], device).reshape([1, 1]),
             };
             let query = Numbers::new(4).tensor([1, 1, head_dim], device);
-            let found = quantized_attention(query, &pool, &ranges, attended, None, BLOCK).unwrap();
-            let output = found.output.try_into_vec_as::<f32>().unwrap();
-            assert!(output.iter().any(|x| x.is_nan()), "{} keys {of_keys}", tested.name);
+            let strategies = [QuantizedStrategy::Portable, QuantizedStrategy::TensorCore];
+            force("NaN among codes", &tested, &strategies, &[()], |strategy, ()| {
+                let options =
+                    QuantizedAttentionOptions { strategy, ..QuantizedAttentionOptions::new(BLOCK) };
+                let (query, attended) = (query.clone(), attended.clone());
+                let found = quantized_attention(query, &pool, &ranges, attended, options)?;
+                let output = found.output.try_into_vec_as::<f32>().unwrap();
+                assert!(output.iter().any(|x| x.is_nan()), "{} keys {of_keys}", tested.name);
+                Ok(())
+            });
         }
     }
 }

@@ -4,7 +4,7 @@ use burn::backend::tensor::IntTensor;
 use burn::backend::{Backend, ExtensionType};
 use burn::tensor::{DType, Device, Int, Tensor};
 
-use super::layout::{BLOCK, MOST_BITS, words};
+use super::layout::{BLOCK, MOST_BITS, PoolSizes};
 use crate::KernelError;
 use crate::backend::check::Check;
 
@@ -22,17 +22,18 @@ pub struct QuantizedBits {
 ///
 /// Keys are quantised by channel because a few channels have much larger numbers than the others in
 /// all tokens, and values by token (KIVI, section 3). A number `x` is kept as the code
-/// `round((x − minimum) / step)`.
+/// `round((x − minimum) / step)`. A word of 32 bits has `n = 2 ⌊16 / bits⌋` codes, half of them
+/// in each half of the word, from its lowest bits on.
 #[derive(Debug, Clone)]
 pub struct QuantizedPool {
-    /// `[S, words]`, 32-bit: a key's codes, the first in the lowest bits.
-    pub key_codes: Tensor<2, Int>,
-    /// `[S / BLOCK, D]`, 32-bit: the step in the upper half and the minimum in the lower half, the
-    /// upper 16 bits of an f32 each.
-    pub key_scales: Tensor<2, Int>,
-    /// `[S, words]`, 32-bit: a value's codes.
-    pub value_codes: Tensor<2, Int>,
-    /// `[S]`, 32-bit: step and minimum of a slot's value.
+    /// `[blocks, ⌈D / n⌉, BLOCK]`, flat, 32-bit: a word has `n` channels of a slot's key.
+    pub key_codes: Tensor<1, Int>,
+    /// `[blocks, D]`, flat, 32-bit: the step in the upper half and the minimum in the lower half,
+    /// the upper 16 bits of an f32 each.
+    pub key_scales: Tensor<1, Int>,
+    /// `[blocks, ⌈BLOCK / n⌉, D]`, flat, 32-bit: a word has a channel of the values of `n` slots.
+    pub value_codes: Tensor<1, Int>,
+    /// `[blocks, BLOCK]`, flat, 32-bit: step and minimum of a slot's value.
     pub value_scales: Tensor<1, Int>,
     /// Bits of a number.
     pub bits: QuantizedBits,
@@ -44,33 +45,43 @@ impl QuantizedPool {
 
     /// A pool of `blocks` blocks, at least one, whose contents are zeros.
     pub fn new(blocks: usize, head_dim: usize, bits: QuantizedBits, device: &Device) -> Self {
-        let blocks = blocks.max(1);
-        let slots = blocks * BLOCK;
-        // Flat first: some devices pad the rows of a matrix of zeros.
-        let zeros = |rows: usize, width: usize| {
-            Tensor::<1, Int>::zeros([rows * width], (device, DType::I32)).reshape([rows, width])
-        };
-        Self {
-            key_codes: zeros(slots, words(head_dim, bits.keys)),
-            key_scales: zeros(blocks, head_dim),
-            value_codes: zeros(slots, words(head_dim, bits.values)),
-            value_scales: Tensor::zeros([slots], (device, DType::I32)),
-            bits,
-        }
+        Self::of(Self::lengths(blocks, head_dim, bits), bits, |length| {
+            Tensor::zeros([length], (device, DType::I32))
+        })
+    }
+
+    /// The tensors' lengths in a pool of `blocks` blocks, at least one: codes and scales of keys,
+    /// codes and scales of values.
+    pub fn lengths(blocks: usize, head_dim: usize, bits: QuantizedBits) -> [usize; 4] {
+        let sizes = PoolSizes::new(blocks.max(1), head_dim, [bits.keys, bits.values]);
+        [sizes.key_codes, sizes.key_scales, sizes.value_codes, sizes.value_scales]
+    }
+
+    /// A pool whose tensors `make` gives, out of an item each, in the order of [`Self::lengths`].
+    pub fn of<T>(
+        items: [T; 4],
+        bits: QuantizedBits,
+        make: impl FnMut(T) -> Tensor<1, Int>,
+    ) -> Self {
+        let [key_codes, key_scales, value_codes, value_scales] = items.map(make);
+        Self { key_codes, key_scales, value_codes, value_scales, bits }
+    }
+
+    /// The tensors, in the order of [`Self::lengths`].
+    pub fn tensors(&self) -> [&Tensor<1, Int>; 4] {
+        [&self.key_codes, &self.key_scales, &self.value_codes, &self.value_scales]
     }
 
     /// Bytes of a slot of `head_dim` numbers in a pool of these bits, its share of the block's
     /// minima and steps included.
     pub fn slot_bytes(head_dim: usize, bits: QuantizedBits) -> f64 {
-        let codes = words(head_dim, bits.keys) + words(head_dim, bits.values);
-        4.0 * (codes as f64 + 1.0 + head_dim as f64 / BLOCK as f64)
+        let numbers: usize = Self::lengths(1, head_dim, bits).into_iter().sum();
+        4.0 * numbers as f64 / BLOCK as f64
     }
 
     /// Bytes of the pool.
     pub fn bytes(&self) -> usize {
-        let of = |[rows, width]: [usize; 2]| rows * width * 4;
-        let codes = of(self.key_codes.dims()) + of(self.value_codes.dims());
-        codes + of(self.key_scales.dims()) + self.value_scales.dims()[0] * 4
+        self.tensors().map(|tensor| 4 * tensor.dims()[0]).into_iter().sum()
     }
 
     /// Checks that the tensors belong together, for rows of `head_dim` numbers.
@@ -85,14 +96,14 @@ impl QuantizedPool {
         if slots == 0 || !slots.is_multiple_of(BLOCK) {
             return Err(check.unsupported("quantized slots", slots, "whole blocks of 64"));
         }
-        check.shape("key_codes", &self.key_codes, &[slots, words(head_dim, keys)])?;
-        check.shape("key_scales", &self.key_scales, &[slots / BLOCK, head_dim])?;
-        check.shape("value_codes", &self.value_codes, &[slots, words(head_dim, values)])?;
-        check.counted("key_codes", &self.key_codes)?;
-        check.int("key_codes", &self.key_codes)?;
-        check.int("key_scales", &self.key_scales)?;
-        check.int("value_codes", &self.value_codes)?;
-        check.int("value_scales", &self.value_scales)
+        let names = ["key_codes", "key_scales", "value_codes", "value_scales"];
+        let lengths = Self::lengths(slots / BLOCK, head_dim, self.bits);
+        for ((name, tensor), length) in names.into_iter().zip(self.tensors()).zip(lengths) {
+            check.shape(name, tensor, &[length])?;
+            check.counted(name, tensor)?;
+            check.int(name, tensor)?;
+        }
+        Ok(())
     }
 
     /// The tensors as backends take them.
@@ -110,13 +121,9 @@ impl QuantizedPool {
 /// The tensors of a [`QuantizedPool`].
 #[derive(ExtensionType)]
 pub(crate) struct QuantizedTensors<B: Backend> {
-    /// `[S, words]`
     pub(crate) key_codes: IntTensor<B>,
-    /// `[S / BLOCK, D]`
     pub(crate) key_scales: IntTensor<B>,
-    /// `[S, words]`
     pub(crate) value_codes: IntTensor<B>,
-    /// `[S]`
     pub(crate) value_scales: IntTensor<B>,
     pub(crate) bits: QuantizedBits,
 }
@@ -134,5 +141,15 @@ pub(crate) mod kernel {
         pub(crate) key_scales: Box<[u32]>,
         pub(crate) value_codes: Box<[u32]>,
         pub(crate) value_scales: Box<[u32]>,
+    }
+
+    /// [`QuantizedSlots`] in vectors of four words.
+    #[derive(CubeType, CubeLaunch)]
+    pub(crate) struct QuantizedVectors {
+        pub(crate) key_codes: Box<[Vector<u32, Const<4>>]>,
+        /// One by one: the order in which channels are multiplied is not theirs.
+        pub(crate) key_scales: Box<[u32]>,
+        pub(crate) value_codes: Box<[Vector<u32, Const<4>>]>,
+        pub(crate) value_scales: Box<[Vector<u32, Const<4>>]>,
     }
 }

@@ -1,14 +1,15 @@
-//! The kernel of `quantize_slots`: one cube a block, one unit a slot. The units first find the
-//! minima and maxima of the keys' channels, each of every 64th channel, and leave the scales in
-//! shared memory. Then each unit makes the codes of its slot.
+//! The kernel of `quantize_slots`: one cube a block. The units first leave the scales of values and
+//! of keys' channels in shared memory, and then make the words of codes.
 
 use cubecl::prelude::*;
 
-use crate::components::softmax::is_number;
-use crate::quantized::layout::kernel::{code_of, packed};
-use crate::quantized::layout::{BLOCK, codes_of_word, words};
+use crate::quantized::layout::kernel::{Range, code_of};
+use crate::quantized::layout::{BLOCK, codes_of_word, shift, words};
 use crate::quantized::pool::QuantizedBits;
 use crate::quantized::pool::kernel::QuantizedSlots;
+
+/// Units of a cube.
+pub(super) const UNITS: usize = 128;
 
 /// Comptime configuration of the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -55,85 +56,81 @@ pub(super) fn quantize_kernel<F: Float>(
     let from = cube * BLOCK.comptime();
     let unit = UNIT_POS as usize;
 
-    let mut scales = Shared::<[u32]>::new_slice(head_dim);
-    let mut channel = unit;
-    while channel < head_dim {
-        let mut low = f32::new(f32::MAX);
-        let mut high = f32::new(f32::MIN);
-        let mut finite = true;
-        for at in 0..BLOCK.comptime() {
-            let slot = source.from[from + at];
-            if slot >= 0 {
-                let x = f32::cast_from(source.keys[slot as usize * head_dim + channel]);
-                low = select(x < low, x, low);
-                high = select(x > high, x, high);
-                finite = finite && is_finite(x);
+    let key_bits = comptime!(bits.keys);
+    let value_bits = comptime!(bits.values);
+
+    // Of every slot: its row among the source slots, or none; and its value's scale.
+    let mut slots = Shared::<[i32]>::new_slice(BLOCK);
+    let mut value_scales = Shared::<[u32]>::new_slice(BLOCK);
+    if unit < BLOCK {
+        let slot = source.from[from + unit];
+        let mut range = Range::none();
+        if slot >= 0 {
+            for channel in 0..head_dim {
+                range.add(f32::cast_from(source.values[slot as usize * head_dim + channel]));
             }
         }
-        let mut word = packed(low, high, finite, comptime!(bits.keys));
-        if low > high {
-            word = select(finite, 0u32, 0x7fc0_0000u32);
+        let scale = range.scale(value_bits);
+        slots[unit] = slot;
+        value_scales[unit] = scale;
+        pool.value_scales[block * BLOCK.comptime() + unit] = scale;
+    }
+    let mut key_scales = Shared::<[u32]>::new_slice(head_dim);
+    sync_cube();
+
+    let mut channel = unit;
+    while channel < head_dim {
+        let mut range = Range::none();
+        for at in 0..BLOCK.comptime() {
+            let slot = slots[at];
+            if slot >= 0 {
+                range.add(f32::cast_from(source.keys[slot as usize * head_dim + channel]));
+            }
         }
-        scales[channel] = word;
-        pool.key_scales[block * head_dim + channel] = word;
-        channel += BLOCK.comptime();
+        let scale = range.scale(key_bits);
+        key_scales[channel] = scale;
+        pool.key_scales[block * head_dim + channel] = scale;
+        channel += UNITS.comptime();
     }
     sync_cube();
 
-    let slot = source.from[from + unit];
-    let to = block * BLOCK.comptime() + unit;
-    let row = max(slot, 0) as usize * head_dim;
-    let there = slot >= 0;
-
-    let key_words = comptime!(words(head_dim, bits.keys));
-    let key_codes = comptime!(codes_of_word(bits.keys));
-    for w in 0..key_words {
+    let key_words = comptime!(words(head_dim, key_bits));
+    let key_codes = comptime!(codes_of_word(key_bits));
+    let mut at = unit;
+    while at < comptime!(key_words * BLOCK) {
+        let (first, slot) = (at / BLOCK.comptime() * key_codes, slots[at % BLOCK.comptime()]);
+        let row = max(slot, 0) as usize * head_dim;
         let mut word = 0u32;
+        #[unroll]
         for i in 0..key_codes {
-            let channel = w * key_codes + i;
-            if there && channel < head_dim {
+            let channel = first + i;
+            if slot >= 0 && channel < head_dim {
                 let x = f32::cast_from(source.keys[row + channel]);
-                let code = code_of(x, scales[channel], comptime!(bits.keys));
-                word |= code << (i * comptime!(bits.keys)) as u32;
+                let code = code_of(x, key_scales[channel], key_bits);
+                word |= code << comptime!(shift(i, key_bits) as u32);
             }
         }
-        pool.key_codes[to * key_words + w] = word;
+        pool.key_codes[block * comptime!(key_words * BLOCK) + at] = word;
+        at += UNITS.comptime();
     }
 
-    let mut low = f32::new(f32::MAX);
-    let mut high = f32::new(f32::MIN);
-    let mut finite = true;
-    if there {
-        for channel in 0..head_dim {
-            let x = f32::cast_from(source.values[row + channel]);
-            low = select(x < low, x, low);
-            high = select(x > high, x, high);
-            finite = finite && is_finite(x);
-        }
-    }
-    let mut scale = packed(low, high, finite, comptime!(bits.values));
-    if low > high {
-        scale = select(finite, 0u32, 0x7fc0_0000u32);
-    }
-    pool.value_scales[to] = scale;
-    let value_words = comptime!(words(head_dim, bits.values));
-    let value_codes = comptime!(codes_of_word(bits.values));
-    for w in 0..value_words {
+    let value_words = comptime!(words(BLOCK, value_bits));
+    let value_codes = comptime!(codes_of_word(value_bits));
+    let mut at = unit;
+    while at < comptime!(value_words * head_dim) {
+        let (first, channel) = (at / head_dim * value_codes, at % head_dim);
         let mut word = 0u32;
+        #[unroll]
         for i in 0..value_codes {
-            let channel = w * value_codes + i;
-            if there && channel < head_dim {
-                let x = f32::cast_from(source.values[row + channel]);
-                let code = code_of(x, scale, comptime!(bits.values));
-                word |= code << (i * comptime!(bits.values)) as u32;
+            let within = first + i;
+            let slot = slots[min(within, comptime!(BLOCK - 1))];
+            if slot >= 0 && within < BLOCK.comptime() {
+                let x = f32::cast_from(source.values[slot as usize * head_dim + channel]);
+                let code = code_of(x, value_scales[within], value_bits);
+                word |= code << comptime!(shift(i, value_bits) as u32);
             }
         }
-        pool.value_codes[to * value_words + w] = word;
+        pool.value_codes[block * comptime!(value_words * head_dim) + at] = word;
+        at += UNITS.comptime();
     }
-}
-
-/// Whether a number is neither NaN nor infinite.
-#[cube]
-fn is_finite(x: f32) -> bool {
-    is_number(x) && u32::reinterpret(x) & 0x7f80_0000u32 != 0x7f80_0000u32
 }

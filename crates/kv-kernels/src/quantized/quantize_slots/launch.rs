@@ -7,7 +7,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::args::QuantizeArgs;
-use super::kernel::{Blueprint, SourceSlotsLaunch, quantize_kernel};
+use super::kernel::{Blueprint, SourceSlotsLaunch, UNITS, quantize_kernel};
 use crate::backend::client::{elem_type, grid};
 use crate::quantized::layout::BLOCK;
 use crate::quantized::pool::kernel::QuantizedSlotsLaunch;
@@ -29,7 +29,7 @@ pub(super) fn run(
         quantize_kernel::launch_unchecked(
             &client,
             grid(lists * blocks),
-            CubeDim::new_1d(BLOCK as u32),
+            CubeDim::new_1d(UNITS as u32),
             SourceSlotsLaunch::new(
                 into_contiguous(keys).into_buffer_arg(),
                 into_contiguous(values).into_buffer_arg(),

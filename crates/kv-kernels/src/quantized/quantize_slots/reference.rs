@@ -1,7 +1,7 @@
 //! `quantize_slots` in plain loops: the CPU path, and the oracle of the kernel's tests.
 
-use crate::quantized::layout::host::{code_of, packed};
-use crate::quantized::layout::{BLOCK, codes_of_word, words};
+use crate::quantized::layout::host::{code_of, scale};
+use crate::quantized::layout::{BLOCK, codes_of_word, shift, words};
 use crate::quantized::pool::QuantizedBits;
 
 /// The buffers of a pool.
@@ -36,39 +36,32 @@ impl HostPool<'_> {
         let QuantizedBits { keys: key_bits, values: value_bits } = self.bits;
         let row = |slot: i32| usize::try_from(slot).ok().map(|slot| slot * head_dim);
         let scales = &mut self.key_scales[block * head_dim..][..head_dim];
-        for (channel, scale) in scales.iter_mut().enumerate() {
+        for (channel, key_scale) in scales.iter_mut().enumerate() {
             let keys = slots.iter().filter_map(|&slot| row(slot));
-            *scale = packed(keys.map(|row| source.keys[row + channel]), key_bits) as i32;
+            *key_scale = scale(keys.map(|row| source.keys[row + channel]), key_bits) as i32;
         }
+        let (key_each, value_each) = (codes_of_word(key_bits), codes_of_word(value_bits));
+        let key_words = words(head_dim, key_bits) * BLOCK;
+        let key_codes = &mut self.key_codes[block * key_words..][..key_words];
+        let value_words = words(BLOCK, value_bits) * head_dim;
+        let value_codes = &mut self.value_codes[block * value_words..][..value_words];
+        key_codes.fill(0);
+        value_codes.fill(0);
         for (at, &slot) in slots.iter().enumerate() {
-            let to = block * BLOCK + at;
-            let width = words(head_dim, key_bits);
-            let key_codes = &mut self.key_codes[to * width..][..width];
-            let width = words(head_dim, value_bits);
-            let value_codes = &mut self.value_codes[to * width..][..width];
-            key_codes.fill(0);
-            value_codes.fill(0);
-            self.value_scales[to] = 0;
+            let value_scale = &mut self.value_scales[block * BLOCK + at];
+            *value_scale = 0;
             let Some(row) = row(slot) else { continue };
             let values = &source.values[row..][..head_dim];
-            let scale = packed(values.iter().copied(), value_bits);
-            self.value_scales[to] = scale as i32;
+            let own = scale(values.iter().copied(), value_bits);
+            *value_scale = own as i32;
             for channel in 0..head_dim {
-                let key_scale = scales[channel] as u32;
-                put(
-                    key_codes,
-                    channel,
-                    code_of(source.keys[row + channel], key_scale, key_bits),
-                    key_bits,
-                );
-                put(value_codes, channel, code_of(values[channel], scale, value_bits), value_bits);
+                let code = code_of(source.keys[row + channel], scales[channel] as u32, key_bits);
+                let (word, i) = (channel / key_each, channel % key_each);
+                key_codes[word * BLOCK + at] |= (code << shift(i, key_bits)) as i32;
+                let code = code_of(values[channel], own, value_bits);
+                let (word, i) = (at / value_each, at % value_each);
+                value_codes[word * head_dim + channel] |= (code << shift(i, value_bits)) as i32;
             }
         }
     }
-}
-
-/// Puts a code into its row.
-fn put(row: &mut [i32], channel: usize, code: u32, bits: usize) {
-    let each = codes_of_word(bits);
-    row[channel / each] |= (code << (channel % each * bits)) as i32;
 }

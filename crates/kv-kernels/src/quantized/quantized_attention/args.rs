@@ -3,6 +3,7 @@
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
 
+use super::QuantizedStrategy;
 use crate::quantized::pool::QuantizedTensors;
 
 /// The query, the quantised slots, and the attention that is continued.
@@ -24,4 +25,5 @@ pub(crate) struct QuantizedAttentionArgs<B: Backend> {
     pub(crate) scale: f32,
     /// The most slots of a range, whole blocks.
     pub(crate) longest: usize,
+    pub(crate) strategy: QuantizedStrategy,
 }

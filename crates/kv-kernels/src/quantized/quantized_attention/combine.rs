@@ -3,7 +3,7 @@
 
 use cubecl::prelude::*;
 
-use super::kernel::Parts;
+use super::kernel_args::Parts;
 use crate::components::softmax::{divisor, larger, weight_of};
 
 /// The attention so far, and the attention over all slots.

@@ -9,12 +9,11 @@ use cubecl::prelude::*;
 
 use super::args::QuantizedAttentionArgs;
 use super::combine::{AttendedLaunch, combine_kernel};
-use super::kernel::{
-    Blueprint, PartsLaunch, QuantizedRangesLaunch, UNITS, quantized_attention_kernel,
-};
+use super::kernel_args::{Blueprint, PartsLaunch, QuantizedRangesLaunch};
+use super::{QuantizedStrategy, plain, tensor_core};
 use crate::backend::client::{elem_type, empty_like, grid, planes_of, processors};
 use crate::quantized::layout::BLOCK;
-use crate::quantized::pool::kernel::QuantizedSlotsLaunch;
+use crate::quantized::pool::kernel::{QuantizedSlotsLaunch, QuantizedVectorsLaunch};
 
 /// Cubes of a processor, about.
 const CUBES_EACH: usize = 4;
@@ -38,34 +37,51 @@ pub(super) fn run(args: QuantizedAttentionArgs<CubeBackend>) -> (CubeTensor, Cub
     let log_sum_exp = empty_like(&args.query, Shape::from([batch, query_heads]), DType::F32);
     let pool = args.pool;
     let room = client.properties().hardware.max_shared_memory_size / size_of::<f32>();
-    let planes = planes_of(&client, UNITS);
+    let planes = planes_of(&client, plain::UNITS);
     let blueprint = Blueprint { group, head_dim, bits: pool.bits, planes, room };
     let numbers = batch * query_heads * head_dim;
     let cube_dim = CubeDim::new(&client, numbers);
+    let query = into_contiguous(args.query);
+    let ranges = QuantizedRangesLaunch::new(
+        into_contiguous(args.offsets).into_buffer_arg(),
+        into_contiguous(args.lengths).into_buffer_arg(),
+        total_kv_heads,
+        splits,
+    );
+    let [key_codes, key_scales, value_codes, value_scales] =
+        [pool.key_codes, pool.key_scales, pool.value_codes, pool.value_scales]
+            .map(|tensor| into_contiguous(tensor).into_buffer_arg());
+    let parts = PartsLaunch::new(values.clone().into_buffer_arg(), stats.clone().into_buffer_arg());
+    let cubes = grid(total_kv_heads * splits);
     // SAFETY: shapes were checked; ranges are the caller's, within the pool.
     unsafe {
-        quantized_attention_kernel::launch_unchecked(
-            &client,
-            grid(total_kv_heads * splits),
-            CubeDim::new_1d(UNITS as u32),
-            into_contiguous(args.query).into_buffer_arg(),
-            args.scale,
-            QuantizedRangesLaunch::new(
-                into_contiguous(args.offsets).into_buffer_arg(),
-                into_contiguous(args.lengths).into_buffer_arg(),
-                total_kv_heads,
-                splits,
-            ),
-            QuantizedSlotsLaunch::new(
-                into_contiguous(pool.key_codes).into_buffer_arg(),
-                into_contiguous(pool.key_scales).into_buffer_arg(),
-                into_contiguous(pool.value_codes).into_buffer_arg(),
-                into_contiguous(pool.value_scales).into_buffer_arg(),
-            ),
-            PartsLaunch::new(values.clone().into_buffer_arg(), stats.clone().into_buffer_arg()),
-            blueprint,
-            dtype,
-        );
+        if args.strategy == QuantizedStrategy::TensorCore {
+            tensor_core::quantized_tiles_kernel::launch_unchecked(
+                &client,
+                cubes,
+                CubeDim::new_1d(tensor_core::UNITS as u32),
+                query.into_buffer_arg(),
+                args.scale,
+                ranges,
+                QuantizedVectorsLaunch::new(key_codes, key_scales, value_codes, value_scales),
+                parts,
+                blueprint,
+                dtype,
+            );
+        } else {
+            plain::quantized_attention_kernel::launch_unchecked(
+                &client,
+                cubes,
+                CubeDim::new_1d(plain::UNITS as u32),
+                query.into_buffer_arg(),
+                args.scale,
+                ranges,
+                QuantizedSlotsLaunch::new(key_codes, key_scales, value_codes, value_scales),
+                parts,
+                blueprint,
+                dtype,
+            );
+        }
         combine_kernel::launch_unchecked(
             &client,
             calculate_cube_count_elemwise(&client, numbers, cube_dim),

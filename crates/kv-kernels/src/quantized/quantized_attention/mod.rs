@@ -18,27 +18,34 @@ mod backend;
 #[cfg(feature = "gpu")]
 mod combine;
 #[cfg(feature = "gpu")]
-mod kernel;
+mod kernel_args;
 #[cfg(feature = "gpu")]
 mod launch;
+#[cfg(feature = "gpu")]
+mod plain;
 pub(crate) mod reference;
+mod strategy;
+#[cfg(feature = "gpu")]
+mod tensor_core;
 
 use burn::backend::Dispatch;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
-use super::layout::{BLOCK, words};
+use super::layout::BLOCK;
 use super::pool::QuantizedPool;
 use crate::backend::check::Check;
 use crate::{KernelError, SlotRanges};
 use args::QuantizedAttentionArgs;
 use backend::QuantizedAttentionOps;
+use strategy::QuantizedShape;
+pub use strategy::QuantizedStrategy;
 
 const OP: &str = "quantized_attention";
 /// The most numbers of a group's queries: their products with steps and minima, of two blocks, fill
 /// half of 32 KB of shared memory.
 const MOST_QUERIES: usize = 1_024;
-/// The most words of a value, since each unit of a cube sums one word.
-const MOST_WORDS: usize = 128;
+/// The largest head dim, since each of 128 units sums four channels.
+const LARGEST_HEAD_DIM: usize = 512;
 
 /// The attention over other slots, which is continued.
 #[derive(Debug, Clone)]
@@ -49,6 +56,25 @@ pub struct AttendedSlots {
     pub log_sum_exp: Tensor<2>,
 }
 
+/// How [`quantized_attention`] attends.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct QuantizedAttentionOptions {
+    /// The factor of logits; `None` means `1 / sqrt(D)`.
+    pub scale: Option<f32>,
+    /// The most slots that a range may have.
+    pub longest: usize,
+    /// The kernel.
+    pub strategy: QuantizedStrategy,
+}
+
+impl QuantizedAttentionOptions {
+    /// The usual factor and the kernel that is expected to be the fastest, for ranges of up to
+    /// `longest` slots.
+    pub fn new(longest: usize) -> Self {
+        Self { scale: None, longest, strategy: QuantizedStrategy::Auto }
+    }
+}
+
 /// Attends to quantised slots, beside the slots that were attended to before. Returns the output
 /// and the log-sum-exp over both.
 ///
@@ -57,18 +83,15 @@ pub struct AttendedSlots {
 /// - `ranges`: offsets and lengths `[B, Hkv]`, 32-bit, in quantised slots; offsets are multiples of
 ///   [`QuantizedPool::BLOCK`]. They are on the device and are not checked.
 ///
-/// `scale` is the factor of logits; `None` means `1 / sqrt(D)`. `longest` is the most slots that a
-/// range may have.
-///
 /// # Errors
-/// [`KernelError`] where shapes, dtypes or devices do not fit.
+/// [`KernelError`] where shapes, dtypes or devices do not fit, and for a strategy that cannot run
+/// the call.
 pub fn quantized_attention(
     query: Tensor<3>,
     pool: &QuantizedPool,
     ranges: &SlotRanges,
     attended: AttendedSlots,
-    scale: Option<f32>,
-    longest: usize,
+    options: QuantizedAttentionOptions,
 ) -> Result<AttendedSlots, KernelError> {
     let check = Check::new(OP, &query);
     check.supported()?;
@@ -96,10 +119,17 @@ pub fn quantized_attention(
         let numbers = query_heads / kv_heads * head_dim;
         return Err(check.unsupported("numbers of a group's queries", numbers, "at most 1,024"));
     }
-    if words(head_dim, pool.bits.values) > MOST_WORDS {
-        let words = words(head_dim, pool.bits.values);
-        return Err(check.unsupported("words of a value", words, "at most 128"));
+    if head_dim > LARGEST_HEAD_DIM {
+        return Err(check.unsupported("head dim", head_dim, "at most 512"));
     }
+    let shape = QuantizedShape {
+        group: query_heads / kv_heads,
+        head_dim,
+        bits: pool.bits,
+        full: query.dtype() == DType::F32,
+    };
+    // Products are in bf16, whatever the query's dtype.
+    let strategy = check.chosen(options.strategy, DType::BF16, &shape)?;
     let (output, log_sum_exp) =
         <Dispatch as QuantizedAttentionOps>::quantized_attention(QuantizedAttentionArgs {
             query: query.into_dispatch(),
@@ -108,8 +138,9 @@ pub fn quantized_attention(
             lengths: ranges.lengths.clone().into_dispatch(),
             output: attended.output.into_dispatch(),
             log_sum_exp: attended.log_sum_exp.into_dispatch(),
-            scale: scale.unwrap_or_else(|| 1.0 / (head_dim as f32).sqrt()),
-            longest: longest.min(pool.value_scales.dims()[0]).next_multiple_of(BLOCK),
+            scale: options.scale.unwrap_or_else(|| 1.0 / (head_dim as f32).sqrt()),
+            longest: options.longest.min(pool.value_scales.dims()[0]).next_multiple_of(BLOCK),
+            strategy,
         });
     Ok(AttendedSlots {
         output: Tensor::from_dispatch(output),

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::components::sentinels::WEIGHTLESS_LOGIT;
 use crate::quantized::layout::host::{minimum_of, step_of};
-use crate::quantized::layout::{BLOCK, codes_of_word, words};
+use crate::quantized::layout::{BLOCK, codes_of_word, shift, words};
 use crate::quantized::pool::QuantizedBits;
 
 /// The buffers of a pool.
@@ -66,20 +66,23 @@ impl CodedSlots<'_> {
 
     /// A number of a slot's key.
     fn key(&self, slot: usize, channel: usize) -> f32 {
-        let scale = self.key_scales[slot / BLOCK * self.head_dim + channel] as u32;
-        self.number(self.key_codes, slot, channel, scale, self.bits.keys)
+        let (block, at, bits) = (slot / BLOCK, slot % BLOCK, self.bits.keys);
+        let (word, i) = (channel / codes_of_word(bits), channel % codes_of_word(bits));
+        let word = self.key_codes[(block * words(self.head_dim, bits) + word) * BLOCK + at];
+        number(self.key_scales[block * self.head_dim + channel], word, i, bits)
     }
 
     /// A number of a slot's value.
     fn value(&self, slot: usize, channel: usize) -> f32 {
-        let scale = self.value_scales[slot] as u32;
-        self.number(self.value_codes, slot, channel, scale, self.bits.values)
+        let (block, at, bits) = (slot / BLOCK, slot % BLOCK, self.bits.values);
+        let (word, i) = (at / codes_of_word(bits), at % codes_of_word(bits));
+        let word = self.value_codes[(block * words(BLOCK, bits) + word) * self.head_dim + channel];
+        number(self.value_scales[slot], word, i, bits)
     }
+}
 
-    fn number(&self, codes: &[i32], slot: usize, channel: usize, scale: u32, bits: usize) -> f32 {
-        let each = codes_of_word(bits);
-        let word = codes[slot * words(self.head_dim, bits) + channel / each] as u32;
-        let code = (word >> (channel % each * bits)) & ((1 << bits) - 1);
-        minimum_of(scale) + step_of(scale) * code as f32
-    }
+/// The number of a word's `i`-th code.
+fn number(scale: i32, word: i32, i: usize, bits: usize) -> f32 {
+    let code = (word as u32 >> shift(i, bits)) & ((1 << bits) - 1);
+    minimum_of(scale as u32) + step_of(scale as u32) * code as f32
 }

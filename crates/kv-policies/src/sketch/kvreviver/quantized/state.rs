@@ -8,11 +8,14 @@ use kv_core::{
     StateBytes, StepLengths, expect_shape,
 };
 use kv_kernels::{
-    AttendedSlots, QuantizedBits, QuantizedPool, SlotRanges, quantize_slots, quantized_attention,
+    AttendedSlots, QuantizedAttentionOptions, QuantizedBits, QuantizedPool, SlotRanges,
+    quantize_slots, quantized_attention,
 };
 use serde::{Deserialize, Serialize};
 
 const BLOCK: usize = QuantizedPool::BLOCK;
+/// The names of a pool's tensors in files, in the order of [`QuantizedPool::tensors`].
+const TENSORS: [&str; 4] = ["key_codes", "key_scales", "value_codes", "value_scales"];
 
 /// The sizes of one head range's exact and quantised parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -158,7 +161,8 @@ impl QuantizedTokens {
         if longest == 0 {
             return Ok(before);
         }
-        Ok(quantized_attention(query, &self.pool, &self.ranges, before, None, longest)?)
+        let options = QuantizedAttentionOptions::new(longest);
+        Ok(quantized_attention(query, &self.pool, &self.ranges, before, options)?)
     }
 
     /// Whether a step that appends `more` tokens moves a block of exact slots into the vague part.
@@ -255,43 +259,19 @@ fn without() -> Error {
     Error::InvalidPlan { what: "step", reason: "the cache has no quantised tokens".into() }
 }
 
-/// A pool whose tensors `change` makes out of a pool's flat tensors. Flat, since some devices pad
-/// the rows of matrices, and kernels write pools in place.
+/// A pool whose tensors `change` makes out of a pool's tensors.
 fn pool_by(
     pool: &QuantizedPool,
     change: impl Fn(Tensor<1, Int>) -> Tensor<1, Int>,
 ) -> QuantizedPool {
-    let matrix = |own: &Tensor<2, Int>| {
-        let [rows, width] = own.dims();
-        change(own.clone().reshape([rows * width])).reshape([rows, width])
-    };
-    QuantizedPool {
-        key_codes: matrix(&pool.key_codes),
-        key_scales: matrix(&pool.key_scales),
-        value_codes: matrix(&pool.value_codes),
-        value_scales: change(pool.value_scales.clone()),
-        bits: pool.bits,
-    }
+    QuantizedPool::of(pool.tensors(), pool.bits, |tensor| change(tensor.clone()))
 }
 
-/// The rows of several pools, one after another.
+/// The blocks of several pools, one after another.
 fn joined_pools(pools: &[&QuantizedPool]) -> QuantizedPool {
-    let matrix = |of: fn(&QuantizedPool) -> &Tensor<2, Int>| {
-        let [_, width] = of(pools[0]).dims();
-        let rows = pools.iter().map(|pool| of(pool).dims()[0]).sum::<usize>();
-        let flat = pools.iter().map(|pool| {
-            let [rows, width] = of(pool).dims();
-            of(pool).clone().reshape([rows * width])
-        });
-        Tensor::<1, Int>::cat(flat.collect(), 0).reshape([rows, width])
-    };
-    QuantizedPool {
-        key_codes: matrix(|pool| &pool.key_codes),
-        key_scales: matrix(|pool| &pool.key_scales),
-        value_codes: matrix(|pool| &pool.value_codes),
-        value_scales: Tensor::cat(pools.iter().map(|pool| pool.value_scales.clone()).collect(), 0),
-        bits: pools[0].bits,
-    }
+    QuantizedPool::of([0, 1, 2, 3], pools[0].bits, |i| {
+        Tensor::cat(pools.iter().map(|pool| pool.tensors()[i].clone()).collect(), 0)
+    })
 }
 
 impl QuantizedTokens {
@@ -352,18 +332,11 @@ impl PolicyState for QuantizedTokens {
             written: self.written.clone(),
         };
         let header = serde_json::to_value(header).map_err(|error| failed(error.to_string()))?;
-        let matrix = |own: &Tensor<2, Int>| {
-            own.clone().try_into_data().map_err(|error| failed(error.to_string()))
-        };
-        let scales = self.pool.value_scales.clone().try_into_data();
-        let tensors = [
-            ("key_codes", matrix(&self.pool.key_codes)?),
-            ("key_scales", matrix(&self.pool.key_scales)?),
-            ("value_codes", matrix(&self.pool.value_codes)?),
-            ("value_scales", scales.map_err(|error| failed(error.to_string()))?),
-        ];
-        let tensors: BTreeMap<_, _> =
-            tensors.into_iter().map(|(name, data)| (name.to_string(), data)).collect();
+        let tensors = TENSORS.into_iter().zip(self.pool.tensors()).map(|(name, tensor)| {
+            let data = tensor.clone().try_into_data();
+            Ok((name.to_string(), data.map_err(|error| failed(error.to_string()))?))
+        });
+        let tensors = tensors.collect::<Result<BTreeMap<_, _>>>()?;
         Ok(Some(HostState::Saved(SavedState::of::<Self>(header, tensors))))
     }
 
@@ -428,25 +401,16 @@ impl LoadState for QuantizedTokens {
         let blocks = heads.iter().try_fold(0usize, |sum, head| sum.checked_add(head.blocks));
         let blocks = blocks.filter(|blocks| blocks.checked_mul(BLOCK * head_dim).is_some());
         let blocks = blocks.ok_or_else(|| invalid("blocks beyond counting".into()))?.max(1);
-        let words = |bits: usize| head_dim.div_ceil(32 / bits);
-        let slots = blocks * BLOCK;
         let device = &cache.options().device;
-        // Flat first, as in `pool_by`.
-        let matrix = |data: &TensorData, shape: [usize; 2]| -> Result<Tensor<2, Int>> {
-            let numbers = data.as_slice::<i32>().map_err(|error| invalid(error.to_string()))?;
-            Ok(Tensor::<1, Int>::from_data(numbers, (device, DType::I32)).reshape(shape))
-        };
-        let key_codes = saved.take("key_codes", DType::I32, &[slots, words(keys)])?;
-        let key_scales = saved.take("key_scales", DType::I32, &[blocks, head_dim])?;
-        let value_codes = saved.take("value_codes", DType::I32, &[slots, words(values)])?;
-        let value_scales = saved.take("value_scales", DType::I32, &[slots])?;
-        let pool = QuantizedPool {
-            key_codes: matrix(&key_codes, [slots, words(keys)])?,
-            key_scales: matrix(&key_scales, [blocks, head_dim])?,
-            value_codes: matrix(&value_codes, [slots, words(values)])?,
-            value_scales: Tensor::from_data(value_scales, (device, DType::I32)),
-            bits: QuantizedBits { keys, values },
-        };
+        let bits = QuantizedBits { keys, values };
+        let lengths = QuantizedPool::lengths(blocks, head_dim, bits);
+        let mut data = Vec::new();
+        for (name, length) in TENSORS.into_iter().zip(lengths) {
+            data.push(saved.take(name, DType::I32, &[length])?);
+        }
+        let data = <[TensorData; 4]>::try_from(data).map_err(|_| without())?;
+        let pool =
+            QuantizedPool::of(data, bits, |data| Tensor::from_data(data, (device, DType::I32)));
         Ok(Self::of_pool(pool, heads, cache.layout().kv_heads(), head_dim, written))
     }
 }

@@ -1,20 +1,23 @@
-//! The kernel of `quantized_attention`, for every CubeCL device. A cube takes a part of a range's
+//! The kernel of `quantized_attention` for every CubeCL device. A cube takes a part of a range's
 //! blocks, two blocks of 64 slots a round:
 //!
 //! 1. all units multiply the queries by the blocks' steps and minima, in shared memory;
 //! 2. each unit makes the logits of one slot, and planes reduce their maxima;
-//! 3. each unit sums some words of the values, over every `teams`-th slot.
+//! 3. each unit sums four channels of the values, over some words of the round.
 //!
 //! Each cube leaves the maximum, the sum of weights and the weighted values of its part;
 //! `combine.rs` reduces the parts and the attention so far.
+//!
+//! A code `c` is taken as `1 + c / 2^bits`, so factors are `2^bits` times as large, and their sum
+//! is subtracted from what is added once a row.
 
 use cubecl::prelude::*;
 
+use super::kernel_args::{Blueprint, Parts, QuantizedRanges};
 use crate::components::sentinels::LOWEST_LOGIT;
 use crate::components::softmax::{larger, weight_of};
-use crate::quantized::layout::kernel::{minimum_of, step_of};
+use crate::quantized::layout::kernel::{fraction_of, minimum_of, step_of};
 use crate::quantized::layout::{BLOCK, codes_of_word, words};
-use crate::quantized::pool::QuantizedBits;
 use crate::quantized::pool::kernel::QuantizedSlots;
 
 /// Units of a cube, and slots of a round.
@@ -23,50 +26,24 @@ pub(super) const UNITS: usize = 128;
 const BLOCKS: usize = UNITS / BLOCK;
 /// Units that share the sum of a query times the minima of a block.
 const SLICES: usize = 8;
-
-/// Comptime configuration of the generated code.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Blueprint {
-    pub(super) group: usize,
-    pub(super) head_dim: usize,
-    pub(super) bits: QuantizedBits,
-    /// The most planes that a cube may have.
-    pub(super) planes: usize,
-    /// Numbers that shared memory has room for.
-    pub(super) room: usize,
-}
+/// Channels of the values that a unit sums.
+pub(super) const CHANNELS: usize = 4;
 
 impl Blueprint {
-    /// Teams of units that share the slots of a round, where each unit sums one word of the values:
-    /// as many as there are units for, and as many whose sums find room in shared memory.
+    /// Units that sum all channels of the values, [`CHANNELS`] each.
+    fn team(&self) -> usize {
+        self.head_dim.div_ceil(CHANNELS)
+    }
+
+    /// Teams of units that share the values of a round: as many as there are units for, and as many
+    /// whose sums find room in shared memory.
     fn teams(&self) -> usize {
-        let Self { group, head_dim, bits, planes, room } = *self;
+        let Self { group, head_dim, planes, room, .. } = *self;
         let beside =
             group * (2 * BLOCKS * head_dim + BLOCKS * SLICES + UNITS + planes) + 2 * planes;
         let most = room.saturating_sub(beside) / head_dim;
-        (UNITS / words(head_dim, bits.values)).min(most).max(1)
+        (UNITS / self.team()).min(most).max(1)
     }
-}
-
-/// Ranges of quantised slots, and how many cubes share each.
-#[derive(CubeType, CubeLaunch)]
-pub(super) struct QuantizedRanges {
-    /// First slots, `[B, Hkv]`.
-    offsets: Box<[i32]>,
-    /// `[B, Hkv]`
-    lengths: Box<[i32]>,
-    /// `B * Hkv`
-    total_kv_heads: usize,
-    splits: usize,
-}
-
-/// The parts' sums.
-#[derive(CubeType, CubeLaunch)]
-pub(super) struct Parts {
-    /// Weighted values, `[B * Hkv, splits, G, D]`.
-    pub(super) values: Box<[f32]>,
-    /// Maxima and sums of weights, `[B * Hkv, splits, G, 2]`.
-    pub(super) stats: Box<[f32]>,
 }
 
 #[cube(launch_unchecked)]
@@ -80,28 +57,31 @@ pub(super) fn quantized_attention_kernel<F: Float>(
     #[define(F)] _dtype: ElemType,
 ) {
     let Blueprint { group, head_dim, bits, planes, .. } = blueprint;
-    let key_words = comptime!(words(head_dim, bits.keys));
-    let key_codes = comptime!(codes_of_word(bits.keys));
-    let value_words = comptime!(words(head_dim, bits.values));
-    let value_codes = comptime!(codes_of_word(bits.values));
-    let teams = comptime!(blueprint.teams());
+    let (key_bits, value_bits) = comptime!((bits.keys, bits.values));
+    let key_words = comptime!(words(head_dim, key_bits));
+    let key_codes = comptime!(codes_of_word(key_bits));
+    let value_words = comptime!(words(BLOCK, value_bits));
+    let value_codes = comptime!(codes_of_word(value_bits));
+    // A code counts as a fraction.
+    let key_unit = comptime!((1u32 << key_bits) as f32);
+    let value_unit = comptime!((1u32 << value_bits) as f32);
+    let (columns, teams) = comptime!((blueprint.team(), blueprint.teams()));
     let cube = CUBE_POS;
     if cube >= ranges.total_kv_heads * ranges.splits {
         terminate!();
     }
     let kv_head = cube / ranges.splits;
     let split = cube % ranges.splits;
-    let offset = max(ranges.offsets[kv_head], 0) as usize;
+    let offset = max(ranges.offsets[kv_head], 0) as usize / BLOCK.comptime();
     let length = max(ranges.lengths[kv_head], 0) as usize;
     let blocks = length.div_ceil(BLOCK.comptime());
     let share = blocks.div_ceil(ranges.splits);
     let first = min(split * share, blocks);
     let end = min(first + share, blocks);
     let unit = UNIT_POS as usize;
-    let word_of_unit = unit % value_words;
-    let team = unit / value_words;
+    let (column, team) = (unit % columns, unit / columns);
 
-    // `q_d s_d` and `q_d m_d` of each block and query head.
+    // `2^bits q_d s_d`, and what its product with a code's 1 has too much, of each block and head.
     let mut stepped = Shared::<[f32]>::new_slice(comptime!(BLOCKS * group * head_dim));
     let mut offsets = Shared::<[f32]>::new_slice(comptime!(BLOCKS * group * head_dim));
     let mut bases = Shared::<[f32]>::new_slice(comptime!(BLOCKS * group * SLICES));
@@ -109,18 +89,18 @@ pub(super) fn quantized_attention_kernel<F: Float>(
     let mut plane_maxima = Shared::<[f32]>::new_slice(comptime!(planes * group));
 
     let mut maxima = Array::<f32>::new(group);
-    // This unit's share of the sums of weights, and of the weights times the values' minima.
+    // This unit's share of the sums of weights, and of what is added to all channels.
     let mut sums = Array::<f32>::new(group);
     let mut minima = Array::<f32>::new(group);
-    let mut values = Array::<f32>::new(comptime!(group * value_codes));
+    let mut values = Array::<f32>::new(comptime!(group * CHANNELS));
     #[unroll]
     for g in 0..group {
         maxima[g] = f32::new(LOWEST_LOGIT);
         sums[g] = 0.0f32;
         minima[g] = 0.0f32;
         #[unroll]
-        for i in 0..value_codes {
-            values[g * value_codes + i] = 0.0f32;
+        for k in 0..CHANNELS.comptime() {
+            values[g * CHANNELS.comptime() + k] = 0.0f32;
         }
     }
 
@@ -132,14 +112,15 @@ pub(super) fn quantized_attention_kernel<F: Float>(
             let which = i / head_dim;
             let channel = i % head_dim;
             // Behind the last block, the last block is read again; its logits are ignored.
-            let there = offset / BLOCK.comptime() + min(block + which, end - 1);
+            let there = offset + min(block + which, end - 1);
             let scales = pool.key_scales[there * head_dim + channel];
             #[unroll]
             for g in 0..group {
                 let q = f32::cast_from(queries[(kv_head * group + g) * head_dim + channel]) * scale;
                 let to = (which * group + g) * head_dim + channel;
-                stepped[to] = q * step_of(scales);
-                offsets[to] = q * minimum_of(scales);
+                let factor = q * step_of(scales) * f32::new(key_unit);
+                stepped[to] = factor;
+                offsets[to] = q * minimum_of(scales) - factor;
             }
             i += UNITS.comptime();
         }
@@ -160,8 +141,9 @@ pub(super) fn quantized_attention_kernel<F: Float>(
 
         let slot = block * BLOCK.comptime() + unit;
         let there = slot < min(end * BLOCK.comptime(), length);
-        let at = offset + min(slot, length - 1);
         let which = unit / BLOCK.comptime();
+        let at = offset + min(block + which, end - 1);
+        let within = unit % BLOCK.comptime();
         let mut logits = Array::<f32>::new(group);
         #[unroll]
         for g in 0..group {
@@ -173,14 +155,12 @@ pub(super) fn quantized_attention_kernel<F: Float>(
             logits[g] = base;
         }
         for w in 0..key_words {
-            let word = pool.key_codes[at * key_words + w];
+            let word = pool.key_codes[(at * key_words + w) * BLOCK.comptime() + within];
             #[unroll]
             for i in 0..key_codes {
                 let channel = w * key_codes + i;
                 if comptime!(key_words * key_codes == head_dim) || channel < head_dim {
-                    let code = (word >> comptime!((i * bits.keys) as u32))
-                        & comptime!((1u32 << bits.keys) - 1);
-                    let code = f32::cast_from(code);
+                    let code = fraction_of(word, i, key_bits);
                     #[unroll]
                     for g in 0..group {
                         logits[g] += stepped[(which * group + g) * head_dim + channel] * code;
@@ -188,7 +168,7 @@ pub(super) fn quantized_attention_kernel<F: Float>(
                 }
             }
         }
-        let value_scale = pool.value_scales[at];
+        let value_scale = pool.value_scales[at * BLOCK.comptime() + within];
         #[unroll]
         for g in 0..group {
             logits[g] = select(there, logits[g], f32::new(LOWEST_LOGIT));
@@ -210,34 +190,46 @@ pub(super) fn quantized_attention_kernel<F: Float>(
             let mut weight = weight_of(logits[g], top);
             weight = select(there, weight, 0.0f32);
             sums[g] = sums[g] * factor + weight;
-            minima[g] = minima[g] * factor + weight * minimum_of(value_scale);
-            weights[unit * group + g] = weight * step_of(value_scale);
+            let stepped = weight * step_of(value_scale) * f32::new(value_unit);
+            // A block's step may be NaN where the slot is behind the end.
+            let own = select(there, weight * minimum_of(value_scale) - stepped, 0.0f32);
+            minima[g] = minima[g] * factor + own;
+            weights[unit * group + g] = select(there, stepped, 0.0f32);
             #[unroll]
-            for i in 0..value_codes {
-                values[g * value_codes + i] *= factor;
+            for k in 0..CHANNELS.comptime() {
+                values[g * CHANNELS.comptime() + k] *= factor;
             }
         }
         sync_cube();
         if team < teams {
-            let count = min(
-                UNITS.comptime(),
-                min(end * BLOCK.comptime(), length) - block * BLOCK.comptime(),
-            );
-            let mut t = team;
-            while t < count {
-                let row = offset + block * BLOCK.comptime() + t;
-                let word = pool.value_codes[row * value_words + word_of_unit];
+            let mut task = team;
+            while task < comptime!(BLOCKS * value_words) {
+                let (which, word) = (task / value_words, task % value_words);
+                let at = offset + min(block + which, end - 1);
+                let row = (at * value_words + word) * head_dim;
+                let mut codes = Array::<u32>::new(CHANNELS);
+                #[unroll]
+                for k in 0..CHANNELS.comptime() {
+                    let channel = column + k * columns;
+                    codes[k] = pool.value_codes[row + min(channel, comptime!(head_dim - 1))];
+                }
                 #[unroll]
                 for i in 0..value_codes {
-                    let code = (word >> comptime!((i * bits.values) as u32))
-                        & comptime!((1u32 << bits.values) - 1);
-                    let code = f32::cast_from(code);
-                    #[unroll]
-                    for g in 0..group {
-                        values[g * value_codes + i] += weights[t * group + g] * code;
+                    let within = word * value_codes + i;
+                    if comptime!(value_words * value_codes == BLOCK) || within < BLOCK.comptime() {
+                        let slot = which * BLOCK.comptime() + within;
+                        #[unroll]
+                        for k in 0..CHANNELS.comptime() {
+                            let code = fraction_of(codes[k], i, value_bits);
+                            #[unroll]
+                            for g in 0..group {
+                                values[g * CHANNELS.comptime() + k] +=
+                                    weights[slot * group + g] * code;
+                            }
+                        }
                     }
                 }
-                t += teams;
+                task += teams;
             }
         }
         sync_cube();
@@ -256,10 +248,10 @@ pub(super) fn quantized_attention_kernel<F: Float>(
         }
         if team < teams {
             #[unroll]
-            for i in 0..value_codes {
-                let channel = word_of_unit * value_codes + i;
+            for k in 0..CHANNELS.comptime() {
+                let channel = column + k * columns;
                 if channel < head_dim {
-                    rows[team * head_dim + channel] = values[g * value_codes + i];
+                    rows[team * head_dim + channel] = values[g * CHANNELS.comptime() + k];
                 }
             }
         }
