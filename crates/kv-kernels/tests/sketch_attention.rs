@@ -306,7 +306,11 @@ fn fused_attention_is_that_of_the_rebuilt_cache() {
             }
             // On software drivers a few, as every kernel is compiled anew.
             let some = if tested.name == "wgpu" { &sizes[..3] } else { &sizes };
-            let strategies = [SketchStrategy::Portable, SketchStrategy::TensorCore];
+            let strategies = [
+                SketchStrategy::Portable,
+                SketchStrategy::TensorCore,
+                SketchStrategy::TensorCoreCluster,
+            ];
             force(&format!("sketch_attention in {dtype:?}"), &tested, &strategies, some, check);
         }
     }

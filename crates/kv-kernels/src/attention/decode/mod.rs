@@ -141,7 +141,6 @@ pub fn decode_attention(
         longest: config.longest,
         listed: matches!(view.kind, ViewKind::List | ViewKind::Sets),
         weighted: config.features.weighted,
-        evicts: false,
     };
     check.strategy(options.strategy, query.dtype(), &shape)?;
     // A backend extension takes no optional tensors. Any tensor serves where none is read.

@@ -58,7 +58,7 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
     let client = query.client.clone();
     let longest = config.attention.longest;
     let together = config.scope == EvictionScope::Layer;
-    let alone = !config.guarded && !config.importance;
+    let in_launch = config.strategy.evicts_in_launch();
     let log_norms = into_contiguous(eviction.log_norms);
     let [limits, write_slots, arrivals] =
         [eviction.limits, eviction.write_slots, eviction.arrivals].map(into_contiguous);
@@ -68,7 +68,7 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
         write_slots: write_slots.clone(),
         arrivals: arrivals.clone(),
         spares_newest: config.spares_newest,
-        alone,
+        in_launch,
         together: if together { kv_heads } else { 0 },
     };
     let attention = DecodeArgs::<CubeBackend> {
@@ -88,9 +88,9 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
     // Heads that evict one common slot sum their importances.
     let importance = config.importance || together;
     let slots = log_norms.shape().num_elements();
-    let shape = Shape::from([if importance && !attended.decided { slots } else { 1 }]);
+    let shape = Shape::from([if importance && !in_launch { slots } else { 1 }]);
     let importances = empty_like(&query, shape, DType::F32);
-    if attended.decided {
+    if in_launch {
         let output = attended.output;
         return Evicted { output, write_slots, arrivals, importance: importances };
     }
