@@ -5,16 +5,19 @@ use std::fmt::Debug;
 
 use burn::tensor::{DType, Distribution, Int, Tensor, TensorData};
 use kv_kernels::{
-    CisSelectOptions, CisStrategy, DecodeAttentionOptions, DecodeStrategy, Dilation, Earlier,
+    BalanceStrategy, CisSelectOptions, CisStrategy, DecodeAttentionOptions, DecodeStrategy,
+    Dilation, Earlier, EvictionOptions, EvictionScope, EvictionStrategy, HEAD_FIELDS, HeldSlots,
     IndexSets, KernelError, LinearOptions, LinearStrategy, NearestSlotsOptions,
     NearestSlotsStrategy, PrefillOptions, PrefillStrategy, ScoreReduction, SetRule, Share,
-    SimilarityReduction, SlotLists, SlotRanges, cis_attention, decode_attention, linear,
-    nearest_slots, prefill_attention,
+    SimilarityReduction, SketchHashes, SketchSource, SketchStrategy, SketchedTokens, SlotLists,
+    SlotRanges, cis_attention, decode_attention, evicting_attention, linear, log_norms,
+    nearest_slots, prefill_attention, sketch_attention,
 };
 
 use super::KernelBench;
-use super::cases::{Attention, Product};
+use super::cases::{Attention, Halving, Product};
 use super::clock::{Clock, LaunchOutput};
+use super::slots::Lists;
 
 /// Heads of Llama 3.1 8B.
 const HEADS: [usize; 3] = [32, 8, 128];
@@ -32,6 +35,12 @@ const DECODE: [[usize; 2]; 11] = [
     [16, 4_096],
     [128, 3_200],
 ];
+/// Sequences and tokens of attention over slots and sketches.
+const SKETCHED: [[usize; 2]; 4] = [[1, 4_096], [1, 32_768], [8, 4_096], [16, 32_768]];
+/// Of so many tokens one is a slot, and all others are in the sketch.
+const EXACT: usize = 8;
+/// Buckets of a sketch, and slots for each entry of a bucket.
+const BUCKETS: [usize; 2] = [3, 27];
 /// Tokens of a prompt.
 const PREFILL: [usize; 3] = [128, 1_024, 8_192];
 /// Rows of a product.
@@ -40,6 +49,11 @@ const ROWS: [usize; 7] = [1, 16, 32, 64, 128, 512, 2_048];
 const WIDTHS: [usize; 2] = [4_096, 4_096];
 /// Lists, and slots of each. Every slot's nearest slot is sought in a second list of as many slots.
 const LISTS: [[usize; 2]; 3] = [[8, 512], [8, 4_096], [128, 2_048]];
+/// Lists that BalanceKV halves.
+const HALVED: [Halving; 2] = [
+    Halving { lists: 8, tokens: 4_096, block: 128, head_dim: HEADS[2] },
+    Halving { lists: 128, tokens: 4_096, block: 128, head_dim: HEADS[2] },
+];
 /// Sequences and slots of CIS.
 const CIS: [[usize; 2]; 6] =
     [[1, 2_048], [1, 8_192], [1, 32_768], [16, 2_048], [16, 8_192], [16, 32_768]];
@@ -52,9 +66,12 @@ const CIS_READ: [usize; 3] = [16, 432, 64];
 /// Where a kernel refuses a shape that it serves.
 pub(super) fn run(bench: &mut KernelBench<'_>) -> anyhow::Result<()> {
     DECODE.into_iter().try_for_each(|sizes| decode(bench, sizes))?;
+    DECODE.into_iter().try_for_each(|sizes| evicting(bench, sizes))?;
+    SKETCHED.into_iter().try_for_each(|sizes| sketched(bench, sizes))?;
     PREFILL.into_iter().try_for_each(|tokens| prefill(bench, tokens))?;
     ROWS.into_iter().try_for_each(|rows| product(bench, rows))?;
     LISTS.into_iter().try_for_each(|sizes| nearest(bench, sizes))?;
+    HALVED.iter().try_for_each(|case| halve(bench, case))?;
     CIS.into_iter().try_for_each(|sizes| cis(bench, sizes))
 }
 
@@ -121,6 +138,82 @@ fn decode(bench: &mut KernelBench<'_>, sizes: [usize; 2]) -> anyhow::Result<()> 
     })
 }
 
+/// With a slot for each head to overwrite, and with one for all heads of a layer.
+fn evicting(bench: &mut KernelBench<'_>, sizes: [usize; 2]) -> anyhow::Result<()> {
+    let Step { query, pools, ranges, task, bytes } = Step::new(bench, "evicting_attention", sizes);
+    let norms: Vec<_> = pools.iter().map(|[_, values]| log_norms(values.clone())).collect();
+    let mut places = ranges.lengths.clone().sub_scalar(1);
+    let counters = [sizes[0], HeldSlots::ARRIVALS];
+    let mut arrivals = Tensor::zeros(counters, (&bench.device, DType::I32));
+    let strategies = [
+        EvictionStrategy::Portable,
+        EvictionStrategy::TensorCore,
+        EvictionStrategy::TensorCoreInPlace,
+        EvictionStrategy::TensorCoreCluster,
+    ];
+    for (scope, what) in [(EvictionScope::Head, "a head"), (EvictionScope::Layer, "a layer")] {
+        let task = format!("{task}, for {what}");
+        let work = [bytes as f64, 0.0];
+        each(bench, &task, pools.len(), work, &strategies, |i, strategy| {
+            let held = HeldSlots {
+                log_norms: norms[i].clone(),
+                limits: ranges.lengths.clone(),
+                places: &mut places,
+                arrivals: &mut arrivals,
+            };
+            let longest = Some(sizes[1]);
+            let options =
+                EvictionOptions { longest, scope, strategy, ..EvictionOptions::default() };
+            let pool = pools[i].clone();
+            Ok(evicting_attention(query.clone(), pool, None, &ranges, held, options)?.output)
+        })?;
+    }
+    Ok(())
+}
+
+fn sketched(bench: &mut KernelBench<'_>, [batch, tokens]: [usize; 2]) -> anyhow::Result<()> {
+    let exact = tokens / EXACT;
+    let step = Step::new(bench, "sketch_attention", [batch, exact]);
+    let [query_heads, kv_heads, head_dim] = HEADS;
+    let total_kv_heads = batch * kv_heads;
+    let [buckets, each_entry] = BUCKETS;
+    let entries = exact / each_entry;
+    let most_entries = buckets * entries;
+    let heads = (0..total_kv_heads)
+        .flat_map(|head| [head * most_entries, entries, head * tokens, tokens, exact, exact / 2]);
+    let heads: Vec<i32> = heads.map(|field| field as i32).collect();
+    let heads = TensorData::new(heads, [total_kv_heads, HEAD_FIELDS]);
+    let heads = Tensor::<2, Int>::from_data(heads, (&bench.device, DType::I32));
+    let rows = || normal(bench, [total_kv_heads * most_entries, head_dim]).cast(DType::F32);
+    let [keys, values] = [rows(), rows()];
+    let seeds: Vec<[u32; 2]> = (0..total_kv_heads as u32).map(|head| [head, 1]).collect();
+    let hashes = SketchHashes::seeded(&seeds, buckets, &bench.device);
+    let sketch = SketchSource {
+        keys: &keys,
+        values: &values,
+        heads: &heads,
+        most_entries,
+        hashes: &hashes,
+        signed_keys: true,
+    };
+    let scores = Tensor::<1>::ones([total_kv_heads * tokens], (&bench.device, DType::F32));
+    let newest = Tensor::full([batch], tokens as i32 - 1, (&bench.device, DType::I32));
+    let task = format!(
+        "sketch_attention {batch}x{query_heads}x{kv_heads}x{tokens}, {exact} slots and \
+         {buckets}x{entries} entries"
+    );
+    let bytes = step.bytes + 2 * total_kv_heads * most_entries * head_dim * DType::F32.size();
+    let work = [bytes as f64, 0.0];
+    let strategies =
+        [SketchStrategy::Portable, SketchStrategy::TensorCore, SketchStrategy::TensorCoreCluster];
+    each(bench, &task, step.pools.len(), work, &strategies, |i, strategy| {
+        let longest = tokens;
+        let tokens = SketchedTokens { sketch, scores: &scores, newest: &newest, longest, strategy };
+        let (query, pool) = (step.query.clone(), step.pools[i].clone());
+        Ok(sketch_attention(query, pool, &step.ranges, exact, tokens)?.output)
+    })
+}
+
 fn prefill(bench: &mut KernelBench<'_>, tokens: usize) -> anyhow::Result<()> {
     let [query_heads, kv_heads, head_dim] = HEADS;
     let rows = |heads: usize| {
@@ -174,6 +267,15 @@ fn nearest(bench: &mut KernelBench<'_>, [lists, tokens]: [usize; 2]) -> anyhow::
     each(bench, &task, 1, [bytes, operations], &strategies, |_, strategy| {
         let options = NearestSlotsOptions { earlier: true, strategy };
         Ok(nearest_slots(keys.clone(), &slot_lists, &slot_lists, options)?.cosines)
+    })
+}
+
+fn halve(bench: &mut KernelBench<'_>, case: &Halving) -> anyhow::Result<()> {
+    let lists = Lists::new(bench, case);
+    let task = format!("balance {}", case.name());
+    let strategies = [BalanceStrategy::Portable, BalanceStrategy::TensorCore];
+    each(bench, &task, lists.pools.len(), lists.work, &strategies, |i, strategy| {
+        lists.halve(i, strategy)
     })
 }
 
