@@ -5,6 +5,7 @@ use kv_kernels::{
 };
 use kv_testing::{Golden, Numbers, TestDevice, devices, golden_files, relative_error};
 
+use super::problems::timed_steps;
 use super::strategies::force;
 
 /// One call's inputs; heads lie behind each other, `capacity` slots each.
@@ -237,6 +238,10 @@ fn cases() -> Vec<Case> {
         weight => (weight as f32).ln(),
     });
     cases[3].log_weights = Some(weights.collect());
+    let timed = (100u64..).zip(timed_steps());
+    cases.extend(timed.map(|(seed, (kv_heads, group, dim, lengths))| {
+        Case::random(seed, kv_heads, group, dim, &lengths)
+    }));
     cases
 }
 

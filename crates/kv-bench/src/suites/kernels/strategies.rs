@@ -15,48 +15,10 @@ use kv_kernels::{
 };
 
 use super::KernelBench;
-use super::cases::{Attention, Halving, Product};
+use super::cases::{Attention, Halving, Nearest, Product, Sketched, Strategies};
 use super::clock::{Clock, LaunchOutput};
 use super::slots::Lists;
 
-/// Heads of Llama 3.1 8B.
-const HEADS: [usize; 3] = [32, 8, 128];
-/// Sequences and slots of decode attention.
-const DECODE: [[usize; 2]; 11] = [
-    [1, 1_024],
-    [1, 2_048],
-    [1, 3_200],
-    [1, 4_096],
-    [1, 16_384],
-    [2, 2_048],
-    [2, 3_200],
-    [4, 3_200],
-    [8, 3_200],
-    [16, 4_096],
-    [128, 3_200],
-];
-/// Sequences and tokens of attention over slots and sketches.
-const SKETCHED: [[usize; 2]; 4] = [[1, 4_096], [1, 32_768], [8, 4_096], [16, 32_768]];
-/// Of so many tokens one is a slot, and all others are in the sketch.
-const EXACT: usize = 8;
-/// Buckets of a sketch, and slots for each entry of a bucket.
-const BUCKETS: [usize; 2] = [3, 27];
-/// Tokens of a prompt.
-const PREFILL: [usize; 3] = [128, 1_024, 8_192];
-/// Rows of a product.
-const ROWS: [usize; 7] = [1, 16, 32, 64, 128, 512, 2_048];
-/// Inputs and outputs of a product.
-const WIDTHS: [usize; 2] = [4_096, 4_096];
-/// Lists, and slots of each. Every slot's nearest slot is sought in a second list of as many slots.
-const LISTS: [[usize; 2]; 3] = [[8, 512], [8, 4_096], [128, 2_048]];
-/// Lists that BalanceKV halves.
-const HALVED: [Halving; 2] = [
-    Halving { lists: 8, tokens: 4_096, block: 128, head_dim: HEADS[2] },
-    Halving { lists: 128, tokens: 4_096, block: 128, head_dim: HEADS[2] },
-];
-/// Sequences and slots of CIS.
-const CIS: [[usize; 2]; 6] =
-    [[1, 2_048], [1, 8_192], [1, 32_768], [16, 2_048], [16, 8_192], [16, 32_768]];
 /// Slots that CIS attends to: sinks, slots of the highest attention, locals (PrHS, section V).
 const CIS_READ: [usize; 3] = [16, 432, 64];
 
@@ -64,15 +26,15 @@ const CIS_READ: [usize; 3] = [16, 432, 64];
 ///
 /// # Errors
 /// Where a kernel refuses a shape that it serves.
-pub(super) fn run(bench: &mut KernelBench<'_>) -> anyhow::Result<()> {
-    DECODE.into_iter().try_for_each(|sizes| decode(bench, sizes))?;
-    DECODE.into_iter().try_for_each(|sizes| evicting(bench, sizes))?;
-    SKETCHED.into_iter().try_for_each(|sizes| sketched(bench, sizes))?;
-    PREFILL.into_iter().try_for_each(|tokens| prefill(bench, tokens))?;
-    ROWS.into_iter().try_for_each(|rows| product(bench, rows))?;
-    LISTS.into_iter().try_for_each(|sizes| nearest(bench, sizes))?;
-    HALVED.iter().try_for_each(|case| halve(bench, case))?;
-    CIS.into_iter().try_for_each(|sizes| cis(bench, sizes))
+pub(super) fn run(bench: &mut KernelBench<'_>, cases: &Strategies) -> anyhow::Result<()> {
+    cases.decode_attention.iter().try_for_each(|case| decode(bench, case))?;
+    cases.decode_attention.iter().try_for_each(|case| evicting(bench, case))?;
+    cases.sketch_attention.iter().try_for_each(|case| sketched(bench, case))?;
+    cases.prefill_attention.iter().try_for_each(|case| prefill(bench, case))?;
+    cases.linear.iter().try_for_each(|case| product(bench, case))?;
+    cases.nearest_slots.iter().try_for_each(|case| nearest(bench, case))?;
+    cases.balance.iter().try_for_each(|case| halve(bench, case))?;
+    cases.cis_attention.iter().try_for_each(|case| cis(bench, case))
 }
 
 /// Times each strategy that serves a case.
@@ -105,9 +67,8 @@ struct Step {
 }
 
 impl Step {
-    fn new(bench: &KernelBench<'_>, op: &str, [batch, tokens]: [usize; 2]) -> Self {
-        let [query_heads, kv_heads, head_dim] = HEADS;
-        let case = Attention { batch, query_heads, kv_heads, tokens, head_dim };
+    fn new(bench: &KernelBench<'_>, op: &str, case: &Attention) -> Self {
+        let Attention { batch, query_heads, kv_heads, tokens, head_dim } = *case;
         let slots = case.pairs() * tokens;
         let bytes = 2 * slots * head_dim * bench.dtype.size();
         let pool = || normal(bench, [slots, head_dim]);
@@ -125,13 +86,13 @@ impl Step {
     }
 }
 
-fn decode(bench: &mut KernelBench<'_>, sizes: [usize; 2]) -> anyhow::Result<()> {
-    let Step { query, pools, ranges, task, bytes } = Step::new(bench, "decode_attention", sizes);
+fn decode(bench: &mut KernelBench<'_>, case: &Attention) -> anyhow::Result<()> {
+    let Step { query, pools, ranges, task, bytes } = Step::new(bench, "decode_attention", case);
     let strategies =
         [DecodeStrategy::Portable, DecodeStrategy::TensorCore, DecodeStrategy::TensorCoreCluster];
     each(bench, &task, pools.len(), [bytes as f64, 0.0], &strategies, |i, strategy| {
         let [keys, values] = pools[i].clone();
-        let longest = Some(sizes[1]);
+        let longest = Some(case.tokens);
         let options =
             DecodeAttentionOptions { longest, strategy, ..DecodeAttentionOptions::default() };
         Ok(decode_attention(query.clone(), keys, values, None, &ranges, options)?.output)
@@ -139,11 +100,11 @@ fn decode(bench: &mut KernelBench<'_>, sizes: [usize; 2]) -> anyhow::Result<()> 
 }
 
 /// With a slot for each head to overwrite, and with one for all heads of a layer.
-fn evicting(bench: &mut KernelBench<'_>, sizes: [usize; 2]) -> anyhow::Result<()> {
-    let Step { query, pools, ranges, task, bytes } = Step::new(bench, "evicting_attention", sizes);
+fn evicting(bench: &mut KernelBench<'_>, case: &Attention) -> anyhow::Result<()> {
+    let Step { query, pools, ranges, task, bytes } = Step::new(bench, "evicting_attention", case);
     let norms: Vec<_> = pools.iter().map(|[_, values]| log_norms(values.clone())).collect();
     let mut places = ranges.lengths.clone().sub_scalar(1);
-    let counters = [sizes[0], HeldSlots::ARRIVALS];
+    let counters = [case.batch, HeldSlots::ARRIVALS];
     let mut arrivals = Tensor::zeros(counters, (&bench.device, DType::I32));
     let strategies = [
         EvictionStrategy::Portable,
@@ -161,7 +122,7 @@ fn evicting(bench: &mut KernelBench<'_>, sizes: [usize; 2]) -> anyhow::Result<()
                 places: &mut places,
                 arrivals: &mut arrivals,
             };
-            let longest = Some(sizes[1]);
+            let longest = Some(case.tokens);
             let options =
                 EvictionOptions { longest, scope, strategy, ..EvictionOptions::default() };
             let pool = pools[i].clone();
@@ -171,16 +132,15 @@ fn evicting(bench: &mut KernelBench<'_>, sizes: [usize; 2]) -> anyhow::Result<()
     Ok(())
 }
 
-fn sketched(bench: &mut KernelBench<'_>, [batch, tokens]: [usize; 2]) -> anyhow::Result<()> {
-    let exact = tokens / EXACT;
-    let step = Step::new(bench, "sketch_attention", [batch, exact]);
-    let [query_heads, kv_heads, head_dim] = HEADS;
-    let total_kv_heads = batch * kv_heads;
-    let [buckets, each_entry] = BUCKETS;
-    let entries = exact / each_entry;
+fn sketched(bench: &mut KernelBench<'_>, case: &Sketched) -> anyhow::Result<()> {
+    let Sketched { attention, slots, buckets, entries } = *case;
+    let Attention { batch, tokens, head_dim, .. } = attention;
+    let total_kv_heads = attention.pairs();
+    let exact = Attention { tokens: slots, ..attention };
+    let step = Step::new(bench, "sketch_attention", &exact);
     let most_entries = buckets * entries;
     let heads = (0..total_kv_heads)
-        .flat_map(|head| [head * most_entries, entries, head * tokens, tokens, exact, exact / 2]);
+        .flat_map(|head| [head * most_entries, entries, head * tokens, tokens, slots, slots / 2]);
     let heads: Vec<i32> = heads.map(|field| field as i32).collect();
     let heads = TensorData::new(heads, [total_kv_heads, HEAD_FIELDS]);
     let heads = Tensor::<2, Int>::from_data(heads, (&bench.device, DType::I32));
@@ -198,10 +158,8 @@ fn sketched(bench: &mut KernelBench<'_>, [batch, tokens]: [usize; 2]) -> anyhow:
     };
     let scores = Tensor::<1>::ones([total_kv_heads * tokens], (&bench.device, DType::F32));
     let newest = Tensor::full([batch], tokens as i32 - 1, (&bench.device, DType::I32));
-    let task = format!(
-        "sketch_attention {batch}x{query_heads}x{kv_heads}x{tokens}, {exact} slots and \
-         {buckets}x{entries} entries"
-    );
+    let name = attention.name();
+    let task = format!("sketch_attention {name}, {slots} slots and {buckets}x{entries} entries");
     let bytes = step.bytes + 2 * total_kv_heads * most_entries * head_dim * DType::F32.size();
     let work = [bytes as f64, 0.0];
     let strategies =
@@ -210,19 +168,20 @@ fn sketched(bench: &mut KernelBench<'_>, [batch, tokens]: [usize; 2]) -> anyhow:
         let longest = tokens;
         let tokens = SketchedTokens { sketch, scores: &scores, newest: &newest, longest, strategy };
         let (query, pool) = (step.query.clone(), step.pools[i].clone());
-        Ok(sketch_attention(query, pool, &step.ranges, exact, tokens)?.output)
+        Ok(sketch_attention(query, pool, &step.ranges, slots, tokens)?.output)
     })
 }
 
-fn prefill(bench: &mut KernelBench<'_>, tokens: usize) -> anyhow::Result<()> {
-    let [query_heads, kv_heads, head_dim] = HEADS;
+fn prefill(bench: &mut KernelBench<'_>, case: &Attention) -> anyhow::Result<()> {
+    let Attention { batch, query_heads, kv_heads, tokens, head_dim } = *case;
     let rows = |heads: usize| {
-        normal(bench, [heads * tokens, head_dim]).reshape([1, heads, tokens, head_dim])
+        let rows = normal(bench, [batch * heads * tokens, head_dim]);
+        rows.reshape([batch, heads, tokens, head_dim])
     };
     let [query, keys, values] = [query_heads, kv_heads, kv_heads].map(rows);
-    let bytes = 2 * (query_heads + kv_heads) * tokens * head_dim * bench.dtype.size();
-    let operations = 2.0 * (query_heads * head_dim) as f64 * (tokens as f64).powi(2);
-    let task = format!("prefill_attention 1x{query_heads}x{kv_heads}x{tokens}");
+    let bytes = 2 * batch * (query_heads + kv_heads) * tokens * head_dim * bench.dtype.size();
+    let operations = 2.0 * (batch * query_heads * head_dim) as f64 * (tokens as f64).powi(2);
+    let task = format!("prefill_attention {}", case.name());
     let strategies = [PrefillStrategy::Blocks, PrefillStrategy::Hopper];
     each(bench, &task, 1, [bytes as f64, operations], &strategies, |_, strategy| {
         let options = PrefillOptions { strategy, ..PrefillOptions::default() };
@@ -230,8 +189,8 @@ fn prefill(bench: &mut KernelBench<'_>, tokens: usize) -> anyhow::Result<()> {
     })
 }
 
-fn product(bench: &mut KernelBench<'_>, rows: usize) -> anyhow::Result<()> {
-    let [inputs, outputs] = WIDTHS;
+fn product(bench: &mut KernelBench<'_>, case: &Product) -> anyhow::Result<()> {
+    let Product { rows, inputs, outputs } = *case;
     let size = bench.dtype.size();
     let weight_bytes = inputs * outputs * size;
     let weights: Vec<Tensor<2>> =
@@ -239,7 +198,7 @@ fn product(bench: &mut KernelBench<'_>, rows: usize) -> anyhow::Result<()> {
     let x = normal(bench, [rows, inputs]);
     let bytes = weight_bytes + rows * (inputs + outputs) * size;
     let operations = 2.0 * rows as f64 * (inputs * outputs) as f64;
-    let task = format!("linear {}", Product { rows, inputs, outputs }.name());
+    let task = format!("linear {}", case.name());
     let strategies = [
         LinearStrategy::Portable,
         LinearStrategy::TensorCore,
@@ -253,8 +212,8 @@ fn product(bench: &mut KernelBench<'_>, rows: usize) -> anyhow::Result<()> {
     })
 }
 
-fn nearest(bench: &mut KernelBench<'_>, [lists, tokens]: [usize; 2]) -> anyhow::Result<()> {
-    let [.., head_dim] = HEADS;
+fn nearest(bench: &mut KernelBench<'_>, case: &Nearest) -> anyhow::Result<()> {
+    let Nearest { lists, tokens, head_dim } = *case;
     let slots = lists * tokens;
     let keys = normal(bench, [slots, head_dim]);
     let all = Tensor::<1, Int>::arange(0..slots as i64, (&bench.device, DType::I32));
@@ -281,14 +240,14 @@ fn halve(bench: &mut KernelBench<'_>, case: &Halving) -> anyhow::Result<()> {
 
 /// Steps in which every range retrieves, in blocks of one step and of 16, and steps in which every
 /// range shares.
-fn cis(bench: &mut KernelBench<'_>, sizes: [usize; 2]) -> anyhow::Result<()> {
-    let step = Step::new(bench, "cis_attention", sizes);
-    let [query_heads, kv_heads, head_dim] = HEADS;
-    let total_kv_heads = sizes[0] * kv_heads;
+fn cis(bench: &mut KernelBench<'_>, case: &Attention) -> anyhow::Result<()> {
+    let step = Step::new(bench, "cis_attention", case);
+    let Attention { batch, query_heads, kv_heads, tokens, head_dim } = *case;
+    let total_kv_heads = case.pairs();
     let parts = query_heads / kv_heads;
     let vectors = normal(bench, [total_kv_heads * parts, head_dim]);
     let vectors = vectors.reshape([total_kv_heads, parts, head_dim]);
-    let newest = Tensor::full([sizes[0]], sizes[1] as i32 - 1, (&bench.device, DType::I32));
+    let newest = Tensor::full([batch], tokens as i32 - 1, (&bench.device, DType::I32));
     let [sinks, top, locals] = CIS_READ;
     let strategies =
         [CisStrategy::Radix, CisStrategy::SplitRadix, CisStrategy::Histogram, CisStrategy::Fused];
@@ -302,7 +261,7 @@ fn cis(bench: &mut KernelBench<'_>, sizes: [usize; 2]) -> anyhow::Result<()> {
         let task = format!("{}, blocks of {block}, all {what}", step.task);
         // The keys where ranges retrieve, and the rows attended to.
         let scored = if what == "share" { 0 } else { step.bytes / 2 };
-        let bytes = scored + step.bytes * (sinks + top + locals) / sizes[1];
+        let bytes = scored + step.bytes * (sinks + top + locals) / tokens;
         let work = [bytes as f64, 0.0];
         each(bench, &task, step.pools.len(), work, &strategies, |i, strategy| {
             let options = CisSelectOptions {
@@ -314,7 +273,7 @@ fn cis(bench: &mut KernelBench<'_>, sizes: [usize; 2]) -> anyhow::Result<()> {
                 reduction: ScoreReduction::Sum,
                 similarity: SimilarityReduction::Mean,
                 hidden: Share::default(),
-                longest: Some(sizes[1]),
+                longest: Some(tokens),
                 measures: false,
                 strategy,
             };
