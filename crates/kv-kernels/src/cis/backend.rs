@@ -72,6 +72,7 @@ mod cpu {
     use crate::attention::decode::args::DecodeArgs;
     use crate::attention::decode::backend::DecodeAttentionOps;
     use crate::backend::host_buffers::{owned, rounded, slice, wide};
+    use crate::backend::optional::{OptionalFloat, OptionalInt};
     use crate::cis::args::Retrieval;
     use crate::cis::{SteerOptions, reference, steer};
 
@@ -109,17 +110,16 @@ mod cpu {
         ) -> (FlexTensor, FlexTensor, FlexTensor) {
             let [query, keys] = [&retrieval.query, &retrieval.keys].map(Clone::clone);
             let [offsets, lengths] = [&retrieval.offsets, &retrieval.lengths].map(Clone::clone);
-            let none = rounded(vec![0.0], [1], DType::F32);
             let (table, set_vectors, _) = Self::cis_select(retrieval);
             let attended = Self::decode_attention(DecodeArgs {
                 query,
                 keys,
                 values,
-                log_weights: none.clone(),
-                numerators: none,
+                log_weights: OptionalFloat::Absent,
+                numerators: OptionalFloat::Absent,
                 offsets,
                 lengths,
-                view: table.clone(),
+                view: OptionalInt::Present(table.clone()),
                 config: attention,
             });
             (table, set_vectors, attended.output)

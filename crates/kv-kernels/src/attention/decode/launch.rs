@@ -48,10 +48,25 @@ struct Plan {
     parts: KvSplit,
 }
 
+/// A call whose tensors have no gaps between rows. What is absent has the query in its place.
+struct Call {
+    query: CubeTensor,
+    keys: CubeTensor,
+    values: CubeTensor,
+    log_weights: CubeTensor,
+    numerators: CubeTensor,
+    offsets: CubeTensor,
+    lengths: CubeTensor,
+    view: CubeTensor,
+    /// Numbers of a row of the view.
+    width: usize,
+    config: DecodeConfig,
+}
+
 impl DecodeArgs<CubeBackend> {
     /// Runs the call; returns output, log-sum-exp, and probabilities or logits.
     pub(crate) fn run(self) -> DecodeTensors<CubeBackend> {
-        let call = self.packed();
+        let call = Call::new(self);
         let features = call.config.features;
         let scores = match features.scores {
             // Zeros: kernels do not write slots that are not attended to.
@@ -74,20 +89,26 @@ impl DecodeArgs<CubeBackend> {
     /// Attends, and evicts in the same launch where `evicts` says so. Otherwise leaves the logits
     /// and the partial sums of all heads, even of heads in one part.
     pub(crate) fn run_evicting(self, evicts: &Evicts) -> Attended {
-        self.packed().attend(None, Some(evicts))
+        Call::new(self).attend(None, Some(evicts))
     }
+}
 
-    fn packed(self) -> Self {
+impl Call {
+    fn new(args: DecodeArgs<CubeBackend>) -> Self {
+        let query = into_contiguous(args.query);
+        let total_kv_heads = args.offsets.shape().num_elements();
+        let numbers = args.view.as_ref().map_or(0, |view| view.shape().num_elements());
         Self {
-            query: into_contiguous(self.query),
-            keys: into_contiguous(self.keys),
-            values: into_contiguous(self.values),
-            log_weights: into_contiguous(self.log_weights),
-            numerators: into_contiguous(self.numerators),
-            offsets: into_contiguous(self.offsets),
-            lengths: into_contiguous(self.lengths),
-            view: into_contiguous(self.view),
-            config: self.config,
+            keys: into_contiguous(args.keys),
+            values: into_contiguous(args.values),
+            log_weights: args.log_weights.or_stand_in(&query),
+            numerators: args.numerators.or_stand_in(&query),
+            offsets: into_contiguous(args.offsets),
+            lengths: into_contiguous(args.lengths),
+            view: args.view.or_stand_in(&query),
+            width: numbers / total_kv_heads,
+            config: args.config,
+            query,
         }
     }
 
@@ -98,10 +119,6 @@ impl DecodeArgs<CubeBackend> {
     fn group(&self) -> usize {
         let [batch, query_heads, _] = self.query.shape().dims();
         batch * query_heads / self.total_kv_heads()
-    }
-
-    fn width(&self) -> usize {
-        self.view.shape().num_elements() / self.total_kv_heads().max(1)
     }
 
     fn scores_shape(&self) -> [usize; 2] {
@@ -232,7 +249,7 @@ impl DecodeArgs<CubeBackend> {
             self.view.clone().into_buffer_arg(),
             self.total_kv_heads(),
             splits,
-            self.width(),
+            self.width,
             self.config.sinks,
         )
     }

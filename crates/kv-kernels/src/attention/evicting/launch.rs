@@ -16,6 +16,7 @@ use super::kernel::{
 use crate::attention::decode::args::DecodeArgs;
 use crate::attention::decode::eviction::Evicts;
 use crate::backend::client::{elem_type, empty_like, grid, processors, widest_cube};
+use crate::backend::optional::{OptionalFloat, OptionalInt};
 
 /// Units of a cube that decides for a head, where there are many heads.
 const UNITS: usize = 256;
@@ -75,12 +76,11 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
         query: eviction.query,
         keys: eviction.keys,
         values: eviction.values,
-        // The attention reads neither numerators nor a view.
-        numerators: eviction.log_weights.clone(),
         log_weights: eviction.log_weights,
+        numerators: OptionalFloat::Absent,
         offsets: eviction.offsets.clone(),
         lengths: eviction.lengths.clone(),
-        view: eviction.lengths.clone(),
+        view: OptionalInt::Absent,
         config: config.attention,
     };
     let attended = attention.run_evicting(&evicts);
@@ -115,8 +115,9 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
         importance,
         rules,
     };
-    let [offsets, lengths, positions, now] =
-        [eviction.offsets, eviction.lengths, eviction.positions, eviction.now].map(into_contiguous);
+    let [offsets, lengths] = [eviction.offsets, eviction.lengths].map(into_contiguous);
+    let [positions, now] =
+        [eviction.positions, eviction.now].map(|tensor| tensor.or_stand_in(&offsets));
     let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
     let heads = || {
         let (offsets, lengths) = (arg(&offsets), arg(&lengths));

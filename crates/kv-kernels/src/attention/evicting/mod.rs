@@ -20,7 +20,7 @@ mod reference;
 mod strategy;
 
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 
 use super::decode::strategy::DecodeShape;
 use super::decode::{self, DecodeConfig, Features, ViewKind};
@@ -190,25 +190,20 @@ pub fn evicting_attention(
         importance: options.importance,
         strategy,
     };
-    // A backend extension takes no optional tensors. Any tensor serves where none is read.
-    let device = query.device();
-    let none = || Tensor::<1, Int>::empty([1], (&device, DType::I32));
-    let (positions, now) =
-        options.guard.map_or_else(|| (none(), none()), |guard| (guard.positions, guard.now));
-    let log_weights = log_weights.unwrap_or_else(|| Tensor::<1>::empty([1], (&device, DType::F32)));
+    let (positions, now) = options.guard.map(|guard| (guard.positions, guard.now)).unzip();
     let evicted = <Dispatch as EvictingAttentionOps>::evicting_attention(EvictingArgs {
         query: query.into_dispatch(),
         keys: keys.into_dispatch(),
         values: values.into_dispatch(),
-        log_weights: log_weights.into_dispatch(),
+        log_weights: log_weights.into(),
         log_norms: norms.into_dispatch(),
         offsets: ranges.offsets.clone().into_dispatch(),
         lengths: ranges.lengths.clone().into_dispatch(),
         limits: limits.into_dispatch(),
         write_slots: check.take_ints(places).into_dispatch(),
         arrivals: check.take_ints(arrivals).into_dispatch(),
-        positions: positions.into_dispatch(),
-        now: now.into_dispatch(),
+        positions: positions.into(),
+        now: now.into(),
         config,
     });
     *places = Tensor::from_dispatch(evicted.write_slots);

@@ -68,8 +68,8 @@ mod cpu {
             }
             .merge(
                 std::array::from_fn(|i| slice(&ints[i])),
-                &wide(&queries),
-                &wide(&logits),
+                &queries.as_ref().map(wide).unwrap_or_default(),
+                &logits.as_ref().map(wide).unwrap_or_default(),
                 config,
             );
             let count = changed.len();

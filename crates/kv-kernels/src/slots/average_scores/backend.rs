@@ -38,13 +38,13 @@ mod cpu {
     impl AverageScoresOps for Flex {
         fn average_scores(args: AverageScoresArgs<Self>) -> (FlexTensor, FlexTensor) {
             let [mut log_scores, mut log_samples] = [args.log_scores, args.log_samples].map(owned);
-            let (logits, log_weights) =
-                (args.logits.to_contiguous(), args.log_weights.to_contiguous());
+            let logits = args.logits.to_contiguous();
+            let log_weights = args.log_weights.as_ref().map(FlexTensor::to_contiguous);
             average(
                 log_scores.storage_mut::<f32>(),
                 log_samples.storage_mut::<f32>(),
                 slice(&logits),
-                args.weighted.then(|| slice(&log_weights)),
+                log_weights.as_ref().map(slice),
                 args.weights,
             );
             (log_scores, log_samples)

@@ -106,20 +106,18 @@ mod cpu {
         ) -> SlotPools<Self> {
             let (rows, slots) = (rows.to_contiguous(), slots.to_contiguous());
             let (rows, slots) = (slice::<i32>(&rows), slice::<i32>(&slots));
-            let log_weights = match (from.weighted, to.weighted) {
-                (true, true) => moved(from.log_weights, rows, to.log_weights, slots),
-                (false, true) => {
+            let log_weights = to.log_weights.map(|to| match from.log_weights.into_option() {
+                Some(from) => moved(from, rows, to, slots),
+                None => {
                     let fresh = FlexTensor::from_data(TensorData::new(vec![0.0f32], [1]));
-                    moved(fresh, &vec![0; slots.len()], to.log_weights, slots)
+                    moved(fresh, &vec![0; slots.len()], to, slots)
                 }
-                _ => to.log_weights,
-            };
+            });
             SlotPools {
                 keys: moved(from.keys, rows, to.keys, slots),
                 values: moved(from.values, rows, to.values, slots),
                 positions: moved(from.positions, rows, to.positions, slots),
                 log_weights,
-                weighted: to.weighted,
             }
         }
 
@@ -135,11 +133,7 @@ mod cpu {
                 keys: compacted(pools.keys, lists),
                 values: compacted(pools.values, lists),
                 positions: compacted(pools.positions, lists),
-                log_weights: match pools.weighted {
-                    true => compacted(pools.log_weights, lists),
-                    false => pools.log_weights,
-                },
-                weighted: pools.weighted,
+                log_weights: pools.log_weights.map(|weights| compacted(weights, lists)),
             }
         }
 
@@ -163,11 +157,7 @@ mod cpu {
                 keys: dropped(pools.keys, drops),
                 values: dropped(pools.values, drops),
                 positions: dropped(pools.positions, drops),
-                log_weights: match pools.weighted {
-                    true => dropped(pools.log_weights, drops),
-                    false => pools.log_weights,
-                },
-                weighted: pools.weighted,
+                log_weights: pools.log_weights.map(|weights| dropped(weights, drops)),
             };
             let own = lengths.storage_mut::<i32>().iter_mut().zip(victims.iter().zip(goes));
             for (length, (&victim, &goes)) in own {
