@@ -215,6 +215,22 @@ fn the_last_slot_takes_the_victims_place() {
     }
 }
 
+/// A pool may be a part of a larger tensor: it is written in its own place.
+#[test]
+fn parts_of_larger_tensors_are_written_in_their_places() {
+    for tested in devices() {
+        let device = &tested.device;
+        let all: Vec<f32> = (0..100).map(|i| i as f32).collect();
+        let all = || Tensor::<1>::from_data(&all[..], (device, DType::F32));
+        let one = |value: i32| ints(&[value], device).unsqueeze();
+        let ranges = SlotRanges { offsets: one(0), lengths: one(5) };
+        let mut pool = all().narrow(0, 64, 5);
+        reset_last(&mut [(&mut pool, -1.0)], &ranges).unwrap();
+        let written = pool.try_into_vec_as::<f32>().unwrap();
+        assert_eq!(written, [64.0, 65.0, 66.0, 67.0, -1.0], "{}", tested.name);
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_refused_and_changes_nothing() {
     for tested in devices() {

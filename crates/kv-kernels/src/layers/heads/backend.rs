@@ -51,7 +51,7 @@ mod cpu {
     use burn_flex::FlexTensor;
 
     use super::HeadsOps;
-    use crate::backend::host_buffers::{owned, rounded, rounding, slice, wide};
+    use crate::backend::host_buffers::{owned, rounded, rounding, slice, slice_mut, wide};
     use crate::backend::optional::OptionalFloat;
     use crate::layers::heads::HeadConfig;
     use crate::layers::heads::args::{PlacementArgs, Projection, Written};
@@ -97,7 +97,7 @@ mod cpu {
             let offsets = places.offsets.to_contiguous();
             let next = places.next.as_ref().map(FlexTensor::to_contiguous);
             let next = next.as_ref().map(slice::<i32>);
-            let heads = slice::<i32>(&offsets).iter().zip(lengths.storage_mut::<i32>());
+            let heads = slice::<i32>(&offsets).iter().zip(slice_mut::<i32>(&mut lengths));
             let slots = heads.enumerate().map(|(head, (&offset, length))| {
                 // A token goes behind the last one, unless its place is given.
                 let place = next.map_or(*length, |next| next[head]);

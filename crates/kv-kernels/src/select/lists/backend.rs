@@ -42,7 +42,7 @@ mod cpu {
     use burn_flex::FlexTensor;
 
     use super::ListsOps;
-    use crate::backend::host_buffers::{listed, owned, slice};
+    use crate::backend::host_buffers::{listed, owned, slice, slice_mut};
     use crate::backend::optional::OptionalInt;
     use crate::select::lists::args::{KeepListsArgs, ListSlotsArgs};
     use crate::select::lists::reference::{NewLists, slots};
@@ -60,11 +60,11 @@ mod cpu {
                 budgets: slice(&budgets),
                 lengths: slice(&lengths),
             };
-            let own = lists.storage_mut::<i32>();
+            let own = slice_mut::<i32>(&mut lists);
             new.keep(own);
             let board = args.board.map(|board| {
                 let (mut board, count) = (owned(board), own.len());
-                board.storage_mut::<i32>()[args.layer * count..][..count].copy_from_slice(own);
+                slice_mut::<i32>(&mut board)[args.layer * count..][..count].copy_from_slice(own);
                 board
             });
             (lists, board)

@@ -28,7 +28,7 @@ mod cpu {
     use burn_flex::FlexTensor;
 
     use super::UpdateSketchOps;
-    use crate::backend::host_buffers::{dims, owned, rounded, rounding, slice, wide};
+    use crate::backend::host_buffers::{dims, owned, rounded, rounding, slice, slice_mut, wide};
     use crate::sketch::count_sketch::args::SketchTensors;
     use crate::sketch::update_sketch::args::{SketchUpdateArgs, UpdatedSketch};
     use crate::sketch::update_sketch::reference::{Host, HostLogits};
@@ -52,14 +52,14 @@ mod cpu {
             let slot_logits = args.slot_logits.as_ref().map(FlexTensor::to_contiguous);
             Host {
                 sketch: host,
-                entries: [sketch_keys.storage_mut::<f32>(), sketch_values.storage_mut::<f32>()],
+                entries: [slice_mut::<f32>(&mut sketch_keys), slice_mut::<f32>(&mut sketch_values)],
                 slots: [&mut keys, &mut values],
-                positions: positions.storage_mut::<i32>(),
+                positions: slice_mut::<i32>(&mut positions),
                 offsets: slice(&offsets),
-                lengths: lengths.storage_mut::<i32>(),
-                slot_scores: slot_scores.storage_mut::<f32>(),
-                token_scores: token_scores.storage_mut::<f32>(),
-                moved: moved.storage_mut::<i32>(),
+                lengths: slice_mut::<i32>(&mut lengths),
+                slot_scores: slice_mut::<f32>(&mut slot_scores),
+                token_scores: slice_mut::<f32>(&mut token_scores),
+                moved: slice_mut::<i32>(&mut moved),
                 round: rounding(dtype),
             }
             .update(

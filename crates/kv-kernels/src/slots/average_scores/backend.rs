@@ -31,7 +31,7 @@ mod cpu {
     use burn_flex::FlexTensor;
 
     use super::AverageScoresOps;
-    use crate::backend::host_buffers::{owned, slice};
+    use crate::backend::host_buffers::{owned, slice, slice_mut};
     use crate::slots::average_scores::args::AverageScoresArgs;
     use crate::slots::average_scores::reference::average;
 
@@ -41,8 +41,8 @@ mod cpu {
             let logits = args.logits.to_contiguous();
             let log_weights = args.log_weights.as_ref().map(FlexTensor::to_contiguous);
             average(
-                log_scores.storage_mut::<f32>(),
-                log_samples.storage_mut::<f32>(),
+                slice_mut::<f32>(&mut log_scores),
+                slice_mut::<f32>(&mut log_samples),
                 slice(&logits),
                 log_weights.as_ref().map(slice),
                 args.weights,
