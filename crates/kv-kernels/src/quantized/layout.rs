@@ -34,14 +34,16 @@ pub(crate) mod kernel {
         (bits + 0x7fffu32 + ((bits >> 16u32) & 1u32)) >> 16u32
     }
 
-    /// The word of a minimum and a maximum. A block with a number that is NaN or infinite
+    /// The word of a minimum and a maximum, which are `f32::MAX` and `f32::MIN` where there is no
+    /// number: it has a step and a minimum of 0 then. A block with a number that is NaN or infinite
     /// (`!finite`) gets a step of NaN, so that attention shows it.
     #[cube]
     pub(crate) fn packed(low: f32, high: f32, finite: bool, #[comptime] bits: usize) -> u32 {
         let most = comptime!(((1u32 << bits) - 1) as f32);
         let step = (high - low) / f32::new(most);
         let upper = select(finite, upper_half(step), 0x7fc0u32);
-        (upper << 16u32) | upper_half(low)
+        let none = select(finite, 0u32, 0x7fc0_0000u32);
+        select(low > high, none, (upper << 16u32) | upper_half(low))
     }
 
     /// The step of a word.

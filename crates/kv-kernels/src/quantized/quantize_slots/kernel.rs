@@ -70,10 +70,7 @@ pub(super) fn quantize_kernel<F: Float>(
                 finite = finite && is_finite(x);
             }
         }
-        let mut word = packed(low, high, finite, comptime!(bits.keys));
-        if low > high {
-            word = select(finite, 0u32, 0x7fc0_0000u32);
-        }
+        let word = packed(low, high, finite, comptime!(bits.keys));
         scales[channel] = word;
         pool.key_scales[block * head_dim + channel] = word;
         channel += BLOCK.comptime();
@@ -111,10 +108,7 @@ pub(super) fn quantize_kernel<F: Float>(
             finite = finite && is_finite(x);
         }
     }
-    let mut scale = packed(low, high, finite, comptime!(bits.values));
-    if low > high {
-        scale = select(finite, 0u32, 0x7fc0_0000u32);
-    }
+    let scale = packed(low, high, finite, comptime!(bits.values));
     pool.value_scales[to] = scale;
     let value_words = comptime!(words(head_dim, bits.values));
     let value_codes = comptime!(codes_of_word(bits.values));
