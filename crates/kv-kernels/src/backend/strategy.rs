@@ -73,6 +73,21 @@ impl DeviceTraits {
     }
 }
 
+#[cfg(all(test, feature = "gpu"))]
+impl DeviceTraits {
+    /// An H100, for half precision.
+    pub(crate) const H100: Self = Self {
+        processors: 132,
+        plane: 32,
+        units: 1_024,
+        multiplies: true,
+        reads_16_bytes: true,
+        clusters: true,
+        shared_memory: 227 << 10,
+        hopper: true,
+    };
+}
+
 /// The kernels of an op, one of which a caller may force.
 pub(crate) trait Strategy: Copy + Debug + PartialEq {
     /// The shape of a call, as far as the choice depends on it.

@@ -91,16 +91,7 @@ mod tests {
 
     #[test]
     fn strategies_follow_device_and_shape() {
-        let hopper = DeviceTraits {
-            processors: 132,
-            plane: 32,
-            units: 1_024,
-            multiplies: true,
-            reads_16_bytes: true,
-            clusters: true,
-            shared_memory: 227 << 10,
-            hopper: true,
-        };
+        let hopper = DeviceTraits::H100;
         let shape = SketchShape {
             head_dim: 128,
             size: 2,
