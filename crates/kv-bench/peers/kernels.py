@@ -17,7 +17,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-CASES = json.loads((pathlib.Path(__file__).parent / "cases.json").read_text())
+PROBLEMS = pathlib.Path(__file__).parent.parent / "problems.json"
+CASES = json.loads(PROBLEMS.read_text())["suite"]
 ROTATED_BYTES = 400 << 20
 REPLAYS = 15
 BACKENDS = {"pytorch-flash": SDPBackend.FLASH_ATTENTION, "pytorch-cudnn": SDPBackend.CUDNN_ATTENTION}

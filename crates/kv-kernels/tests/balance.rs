@@ -1,6 +1,6 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::{BalanceOptions, BalanceStrategy, Balanced, Centre, Draws, KernelError, balance};
-use kv_testing::{Numbers, TestDevice, devices};
+use kv_testing::{Numbers, STEP, TestDevice, devices};
 
 use super::strategies::force;
 
@@ -248,8 +248,11 @@ fn rounded(values: &[f32], device: &Device, dtype: DType) -> Vec<f32> {
 fn walks_over_halves() {
     on_all(|tested| {
         for dtype in tested.float_dtypes() {
-            for (case, block) in [(0, 128), (1, 256), (2, 100)] {
-                let mut problem = Problem::random(8, &[257, 256, 31], 64, block);
+            let (ragged, timed) = (&[257, 256, 31][..], &[STEP.slots; STEP.pairs()][..]);
+            for (case, counts, block) in
+                [(0, ragged, 128), (1, ragged, 256), (2, ragged, 100), (2, timed, 256)]
+            {
+                let mut problem = Problem::random(8, counts, STEP.head_dim, block);
                 problem.keys = rounded(&problem.keys, &tested.device, dtype);
                 let values = problem.values.as_deref();
                 problem.values = values.map(|values| rounded(values, &tested.device, dtype));

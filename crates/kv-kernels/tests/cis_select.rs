@@ -9,7 +9,7 @@ use kv_kernels::{
     ScoreReduction, SetRule, Share, SimilarityReduction, SlotRanges, SlotView, cis_attention,
     cis_select, decode_attention,
 };
-use kv_testing::{Golden, Numbers, devices, golden_files, relative_error};
+use kv_testing::{Golden, Numbers, devices, golden_files, relative_error, timed};
 
 use super::strategies::force;
 
@@ -181,7 +181,10 @@ fn halves_are_scored_in_full() {
 #[test]
 fn every_strategy_attends_as_the_paper_says() {
     use CisStrategy::{Histogram, Radix, SplitRadix};
-    let cases = [(1, [300, 40]), (2, [2_500, 33]), (4, [700, 150]), (1, [9_000, 300])];
+    let timed = timed("cis_attention", ["query_heads", "kv_heads", "tokens"]).into_iter();
+    let timed = timed.filter(|[.., tokens]| *tokens < 10_000);
+    let mut cases = vec![(1, [300, 40]), (2, [2_500, 33]), (4, [700, 150]), (1, [9_000, 300])];
+    cases.extend(timed.map(|[heads, kv_heads, tokens]| (heads / kv_heads, [tokens; 2])));
     for tested in devices() {
         let strategies = [Radix, SplitRadix, Histogram];
         force("cis_select", &tested, &strategies, &cases, |strategy, (group, lengths)| {

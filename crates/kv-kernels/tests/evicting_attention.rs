@@ -5,6 +5,7 @@ use kv_kernels::{
 };
 use kv_testing::{Golden, Numbers, TestDevice, devices, golden_files, relative_error};
 
+use super::problems::timed_steps;
 use super::strategies::force;
 
 /// One call's inputs; heads lie behind each other, `capacity` slots each.
@@ -203,6 +204,14 @@ fn weakest(importances: &[Option<f64>], may_go: impl Fn(usize) -> bool) -> (Opti
     (best.0, second - best.1)
 }
 
+/// Every strategy that may be forced.
+const FORCED: [EvictionStrategy; 4] = [
+    EvictionStrategy::Portable,
+    EvictionStrategy::TensorCore,
+    EvictionStrategy::TensorCoreInPlace,
+    EvictionStrategy::TensorCoreCluster,
+];
+
 fn cases() -> Vec<Case> {
     let mut cases = vec![
         Case::random(1, 1, 1, 32, &[1]),
@@ -229,6 +238,10 @@ fn cases() -> Vec<Case> {
         weight => (weight as f32).ln(),
     });
     cases[3].log_weights = Some(weights.collect());
+    let timed = (100u64..).zip(timed_steps());
+    cases.extend(timed.map(|(seed, (kv_heads, group, dim, lengths))| {
+        Case::random(seed, kv_heads, group, dim, &lengths)
+    }));
     cases
 }
 
@@ -341,9 +354,8 @@ fn every_strategy_agrees_with_f64() {
             let [limit, tolerance] = if dtype == DType::F32 { [1e-5, 1e-4] } else { [1e-2, 1e-3] };
             let every = if tested.name == "wgpu" { 5 } else { 1 };
             let cases: Vec<Case> = cases().into_iter().step_by(every).collect();
-            let strategies = [EvictionStrategy::Portable, EvictionStrategy::TensorCore];
             let test = format!("evicting_attention in {dtype:?}");
-            force(&test, &tested, &strategies, &cases, |strategy, case| {
+            force(&test, &tested, &FORCED, &cases, |strategy, case| {
                 let case = case.rounded(device, dtype);
                 let longest = case.lengths.iter().max().map(|length| *length as usize);
                 let options = EvictionOptions { longest, strategy, ..Default::default() };
@@ -389,8 +401,12 @@ fn heads_decide_together_on_every_device_and_dtype() {
         for dtype in tested.float_dtypes() {
             // Kernels are compiled anew for every dtype, which takes software drivers seconds.
             let every = if dtype != DType::F32 && tested.name == "wgpu" { 3 } else { 1 };
-            for (at, (heads, group, dim, lengths)) in cases.iter().enumerate().step_by(every) {
-                let case = Case::random(50 + at as u64, *heads, *group, *dim, lengths);
+            let cases: Vec<_> = (50u64..).zip(&cases).step_by(every).collect();
+            let strategies = [&[EvictionStrategy::Auto][..], &FORCED].concat();
+            let test = format!("evicting_attention of heads together in {dtype:?}");
+            force(&test, &tested, &strategies, &cases, |strategy, case| {
+                let (seed, (heads, group, dim, lengths)) = *case;
+                let case = Case::random(seed, *heads, *group, *dim, lengths);
                 let mut case = case.rounded(&tested.device, dtype);
                 // One sequence is below its limit.
                 let last = lengths.len() - heads..lengths.len();
@@ -399,18 +415,18 @@ fn heads_decide_together_on_every_device_and_dtype() {
                 }
                 let (_, importances) = case.exact();
                 let longest = lengths.iter().max().copied();
+                let name = &tested.name;
                 let context =
-                    format!("{} {dtype:?}, {heads} heads of {group} by {dim}", tested.name);
+                    format!("{name} {dtype:?} {strategy:?}, {heads} heads of {group} by {dim}");
                 for evict_newest in [false, true] {
+                    let alone = EvictionOptions { longest, strategy, ..Default::default() };
                     let options = EvictionOptions {
                         scope: EvictionScope::Layer,
-                        longest,
                         evict_newest,
-                        ..Default::default()
+                        ..alone.clone()
                     };
-                    let (result, places) = case.run(&tested.device, dtype, options);
-                    let alone = EvictionOptions { longest, ..Default::default() };
-                    let (expected, _) = case.run(&tested.device, dtype, alone);
+                    let (result, places) = case.try_run(&tested.device, dtype, options)?;
+                    let (expected, _) = case.try_run(&tested.device, dtype, alone)?;
                     let [actual, expected] = [result, expected]
                         .map(|result| result.output.try_into_vec_as::<f32>().unwrap());
                     assert_eq!(actual, expected, "{context}: outputs");
@@ -432,7 +448,8 @@ fn heads_decide_together_on_every_device_and_dtype() {
                         case.assert_weakest(&sums, places[first], first, may_go, 1e-3, &context);
                     }
                 }
-            }
+                Ok(())
+            });
         }
     }
 }

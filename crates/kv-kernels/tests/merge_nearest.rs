@@ -4,7 +4,7 @@ use kv_kernels::{
     AverageWeights, KernelError, KeyRule, MergeOptions, MergingSlots, NearestOptions, SlotRanges,
     StepScores, average_scores, merge_nearest,
 };
-use kv_testing::{Numbers, TestDevice, devices, relative_error};
+use kv_testing::{Numbers, STEP, TestDevice, devices, relative_error};
 
 /// Query heads of a key-value head.
 const GROUP: usize = 3;
@@ -112,6 +112,8 @@ fn victims_go_into_the_most_similar_slot() {
         (Case::random(2, 20, &[17, 90, 8, 9]), KeyRule::Votes),
         (Case::random(3, 128, &[1030, 64]), KeyRule::Additive),
         (Case::random(4, 32, &many), KeyRule::Votes),
+        // As it is timed.
+        (Case::random(5, STEP.head_dim, &[STEP.slots; STEP.pairs()]), KeyRule::Paper),
     ];
     for tested in devices() {
         let device = &tested.device;

@@ -3,7 +3,7 @@ use kv_kernels::{
     KeepLists, KernelError, SlotPool, SlotRanges, SlotSource, compact_slots, copy_slots,
     drop_slots, reset_last,
 };
-use kv_testing::{Numbers, devices};
+use kv_testing::{Numbers, STEP, devices};
 
 /// What a pool holds, on the host.
 #[derive(Debug, Clone, PartialEq)]
@@ -108,22 +108,29 @@ fn rows_go_into_their_slots() {
     }
 }
 
-/// Ragged lists, among them an empty one, a whole range, and one longer than a cube takes at once.
+/// Ragged lists, among them an empty one, a whole range, and one longer than a cube takes at once;
+/// and lists as they are timed.
 #[test]
 fn kept_slots_move_together_in_place() {
+    let ragged: [Vec<i32>; 4] = [
+        vec![3, 4, 9, 48, 49],
+        (0..3000).filter(|at| at % 3 != 1).collect(),
+        vec![],
+        (0..7).collect(),
+    ];
+    let timed: [Vec<i32>; STEP.pairs()] =
+        std::array::from_fn(|_| (0..STEP.slots as i32).step_by(4).collect());
+    let ragged = ([50usize, 3000, 20, 7], ragged);
+    let timed = ([STEP.slots; STEP.pairs()], timed);
     for tested in devices() {
         for dtype in tested.float_dtypes() {
-            for (width, weighted) in [(3, true), (128, false)] {
+            for (width, weighted, (capacities, kept)) in
+                [(3, true, &ragged), (128, false, &ragged), (STEP.head_dim, false, &timed)]
+            {
                 let device = &tested.device;
-                let capacities = [50usize, 3000, 20, 7];
-                let kept: [Vec<i32>; 4] = [
-                    vec![3, 4, 9, 48, 49],
-                    (0..3000).filter(|at| at % 3 != 1).collect(),
-                    vec![],
-                    (0..7).collect(),
-                ];
-                let offsets: Vec<i32> = vec![0, 50, 3050, 3070];
-                let mut pool = Pool::new(3077, width, 5, device, dtype);
+                let before = |pair: usize| capacities[..pair].iter().sum::<usize>();
+                let offsets: Vec<i32> = (0..4).map(|pair| before(pair) as i32).collect();
+                let mut pool = Pool::new(before(4), width, 5, device, dtype);
                 let before = pool.read();
                 let mut expected = before.clone();
                 for (kept, &offset) in kept.iter().zip(&offsets) {
@@ -134,7 +141,7 @@ fn kept_slots_move_together_in_place() {
                     }
                 }
                 let counts: Vec<i32> = kept.iter().map(|kept| kept.len() as i32).collect();
-                let starts = [0, counts[0], counts[0] + counts[1], counts[0] + counts[1]];
+                let starts = [0, 1, 2, 3].map(|pair| counts[..pair].iter().sum::<i32>());
                 let lists = KeepLists {
                     kept: ints(&kept.concat(), device),
                     starts: ints(&starts, device).reshape([2, 2]),
@@ -146,7 +153,7 @@ fn kept_slots_move_together_in_place() {
                 let after = pool.read();
                 let context = format!("{} {dtype:?} {width}", tested.name);
                 // Behind the kept slots lies what was there.
-                for (pair, capacity) in capacities.into_iter().enumerate() {
+                for (pair, &capacity) in capacities.iter().enumerate() {
                     let first = offsets[pair] as usize;
                     let rows = first * width..(first + capacity) * width;
                     let slots = first..first + capacity;
@@ -205,6 +212,22 @@ fn the_last_slot_takes_the_victims_place() {
                 assert_eq!(read(&other), others, "{}", tested.name);
             }
         }
+    }
+}
+
+/// A pool may be a part of a larger tensor: it is written in its own place.
+#[test]
+fn parts_of_larger_tensors_are_written_in_their_places() {
+    for tested in devices() {
+        let device = &tested.device;
+        let all: Vec<f32> = (0..100).map(|i| i as f32).collect();
+        let all = || Tensor::<1>::from_data(&all[..], (device, DType::F32));
+        let one = |value: i32| ints(&[value], device).unsqueeze();
+        let ranges = SlotRanges { offsets: one(0), lengths: one(5) };
+        let mut pool = all().narrow(0, 64, 5);
+        reset_last(&mut [(&mut pool, -1.0)], &ranges).unwrap();
+        let written = pool.try_into_vec_as::<f32>().unwrap();
+        assert_eq!(written, [64.0, 65.0, 66.0, 67.0, -1.0], "{}", tested.name);
     }
 }
 

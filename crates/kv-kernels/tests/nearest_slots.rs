@@ -2,7 +2,7 @@ use burn::tensor::{DType, Int, Tensor};
 use kv_kernels::{
     KernelError, NearestSlotsOptions, NearestSlotsStrategy, SlotLists, nearest_slots,
 };
-use kv_testing::{Numbers, TestDevice, devices};
+use kv_testing::{Numbers, STEP, TestDevice, devices};
 
 use super::strategies::force;
 
@@ -118,6 +118,8 @@ fn the_most_similar_is_found() {
         Case::random(3, 128, &[(65, 65), (300, 150)]),
         Case::random(4, 32, &[(0, 9), (17, 0), (257, 70)]),
         Case::random(5, 256, &[(130, 66), (8, 8)]),
+        // As it is timed.
+        Case::random(6, STEP.head_dim, &[(STEP.slots * 7 / 8, STEP.slots / 8); STEP.pairs()]),
     ];
     for tested in devices() {
         for dtype in tested.float_dtypes() {

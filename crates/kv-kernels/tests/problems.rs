@@ -1,8 +1,8 @@
-//! The cases that every attention test runs.
+//! The cases that every attention test runs, those that are timed among them.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kv_kernels::{SlotRanges, SlotView};
-use kv_testing::Numbers;
+use kv_testing::{Numbers, STEP, timed};
 
 /// Shapes and lengths of one decode-attention case.
 #[derive(Debug, Clone)]
@@ -28,7 +28,25 @@ pub(crate) enum View {
     List,
 }
 
-/// Odd sizes, groups of 1 to 8, all head dims, empty and full ranges, tile borders.
+/// The most numbers of keys in a timed step that is tested: the reference takes long over more.
+const MOST_NUMBERS: usize = 1 << 22;
+
+/// Steps that are timed, and small enough to be tested: key-value heads, query heads of each, head
+/// dim, and the length of every range.
+pub(crate) fn timed_steps() -> Vec<(usize, usize, usize, Vec<usize>)> {
+    let fields = ["batch", "query_heads", "kv_heads", "tokens", "head_dim"];
+    let steps = timed("decode_attention", fields).into_iter().filter_map(|step| {
+        let [batch, query_heads, kv_heads, tokens, head_dim] = step;
+        let pairs = batch * kv_heads;
+        (pairs * tokens * head_dim <= MOST_NUMBERS)
+            .then(|| (kv_heads, query_heads / kv_heads, head_dim, vec![tokens; pairs]))
+    });
+    let small = (STEP.kv_heads, STEP.group, STEP.head_dim, vec![STEP.slots; STEP.pairs()]);
+    steps.chain([small]).collect()
+}
+
+/// Odd sizes, groups of 1 to 8, all head dims, empty and full ranges, tile borders; and steps that
+/// are timed.
 pub(crate) fn catalog() -> Vec<Problem> {
     let case = |group, kv_heads, head_dim, lengths: &[usize], weighted| Problem {
         group,
@@ -69,7 +87,10 @@ pub(crate) fn catalog() -> Vec<Problem> {
     // So many heads that cubes for lists are smaller.
     let lengths: Vec<usize> = (0..416).map(|head| 20 + head % 50).collect();
     let many = Problem { view: View::List, ..case(1, 32, 64, &lengths, true) };
-    plain.clone().into_iter().chain(views).chain(wide).chain([many]).collect()
+    let timed = timed_steps().into_iter().map(|(kv_heads, group, head_dim, lengths)| {
+        case(group, kv_heads, head_dim, &lengths, false)
+    });
+    plain.clone().into_iter().chain(views).chain(wide).chain([many]).chain(timed).collect()
 }
 
 /// A case's tensors, in f32; slots outside the ranges are poisoned.

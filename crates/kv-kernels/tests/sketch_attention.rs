@@ -5,7 +5,7 @@ use kv_kernels::{
     ABSENT, DecodeAttentionOptions, HEAD_FIELDS, KernelError, SketchHashes, SketchSource,
     SketchStrategy, SketchedTokens, SlotRanges, decode_attention, sketch_attention, sketch_query,
 };
-use kv_testing::{Numbers, devices, relative_error};
+use kv_testing::{Numbers, devices, relative_error, timed};
 
 use super::strategies::force;
 
@@ -270,6 +270,16 @@ fn fused_attention_is_that_of_the_rebuilt_cache() {
         size([2, 2, 1, 64], [3, 4], 50, 0, false),
         size([1, 1, 2, 64], [3, 4], 0, 50, false),
     ];
+    // And those that are timed, up to as many tokens as are rebuilt in a moment.
+    let fields =
+        ["batch", "kv_heads", "query_heads", "head_dim", "buckets", "entries", "slots", "tokens"];
+    let timed = timed("sketch_attention", fields).into_iter().filter_map(|sizes| {
+        let [batch, kv_heads, query_heads, head_dim, buckets, entries, slots, tokens] = sizes;
+        let heads = [batch, kv_heads, query_heads / kv_heads, head_dim];
+        (batch * kv_heads * tokens <= 1 << 15)
+            .then(|| size(heads, [buckets, entries], slots, tokens, true))
+    });
+    let sizes: Vec<Size> = sizes.into_iter().chain(timed).collect();
     for tested in devices() {
         for dtype in tested.float_dtypes() {
             let check = |strategy: SketchStrategy, size: &Size| {
@@ -306,7 +316,11 @@ fn fused_attention_is_that_of_the_rebuilt_cache() {
             }
             // On software drivers a few, as every kernel is compiled anew.
             let some = if tested.name == "wgpu" { &sizes[..3] } else { &sizes };
-            let strategies = [SketchStrategy::Portable, SketchStrategy::TensorCore];
+            let strategies = [
+                SketchStrategy::Portable,
+                SketchStrategy::TensorCore,
+                SketchStrategy::TensorCoreCluster,
+            ];
             force(&format!("sketch_attention in {dtype:?}"), &tested, &strategies, some, check);
         }
     }

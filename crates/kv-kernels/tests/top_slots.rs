@@ -1,6 +1,6 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::{Choice, KernelError, top_slots};
-use kv_testing::{Numbers, devices};
+use kv_testing::{Numbers, devices, timed};
 
 fn ints(values: &[i32], device: &Device) -> Tensor<1, Int> {
     Tensor::from_data(values, (device, DType::I32))
@@ -114,6 +114,25 @@ fn long_rows_are_searched_whole() {
         let choice = Choice::Top(ints(&[16_384], &tested.device));
         let actual = choose(&scores, 1, &[columns], choice, 16_384, &tested.device);
         assert_eq!(actual[0], expected(&scores, 16_384), "{}", tested.name);
+    }
+}
+
+/// Rows that are timed, up to as many numbers as are sorted in a second.
+#[test]
+fn timed_rows_are_searched() {
+    for tested in devices() {
+        for [rows, columns, kept] in timed("top_slots", ["rows", "tokens", "kept"]) {
+            if rows * columns > 1 << 22 {
+                continue;
+            }
+            let scores = Numbers::new(kept as u64).normal(rows * columns);
+            let choice = Choice::Top(ints(&vec![kept as i32; rows], &tested.device));
+            let actual = choose(&scores, rows, &vec![columns; rows], choice, kept, &tested.device);
+            for (row, actual) in actual.iter().enumerate() {
+                let expected = expected(&scores[row * columns..][..columns], kept);
+                assert_eq!(*actual, expected, "{} {columns} row {row}", tested.name);
+            }
+        }
     }
 }
 

@@ -9,6 +9,7 @@ mod alone;
 mod devices;
 mod golden;
 mod numbers;
+mod problems;
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -17,6 +18,7 @@ pub use alone::alone;
 pub use devices::{TestDevice, devices, exact_devices};
 pub use golden::{Golden, GoldenTensor, golden_files};
 pub use numbers::{Numbers, relative_error};
+pub use problems::{STEP, Step, timed};
 
 /// Says why a test did nothing, on stderr and to the runner.
 pub fn skip(test: &str, why: &str) {

@@ -3,16 +3,18 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 use criterion::Criterion;
 use kv_kernels::SlotRanges;
-use kv_testing::Numbers;
+use kv_testing::{Numbers, STEP};
 
-pub(crate) const BATCH: usize = 2;
-pub(crate) const KV_HEADS: usize = 2;
-pub(crate) const GROUP: usize = 4;
-pub(crate) const HEAD_DIM: usize = 64;
-pub(crate) const CAPACITY: usize = 512;
+pub(crate) const BATCH: usize = STEP.batch;
+pub(crate) const KV_HEADS: usize = STEP.kv_heads;
+pub(crate) const GROUP: usize = STEP.group;
+pub(crate) const HEAD_DIM: usize = STEP.head_dim;
+pub(crate) const CAPACITY: usize = STEP.slots;
+/// Tokens of a prompt.
+pub(crate) const PROMPT: usize = STEP.prompt;
 pub(crate) const HIDDEN: usize = 512;
 pub(crate) const VOCABULARY: usize = 8192;
-pub(crate) const PAIRS: usize = BATCH * KV_HEADS;
+pub(crate) const PAIRS: usize = STEP.pairs();
 pub(crate) const SLOTS: usize = PAIRS * CAPACITY;
 /// Slots that a list names, and entries of a sketch's bucket.
 pub(crate) const FEW: usize = CAPACITY / 8;

@@ -24,7 +24,9 @@ use kv_kernels::{
 };
 use kv_testing::{Numbers, devices};
 
-use inputs::{BATCH, CAPACITY, GROUP, HEAD_DIM, HIDDEN, Inputs, KV_HEADS, VOCABULARY, bench};
+use inputs::{
+    BATCH, CAPACITY, GROUP, HEAD_DIM, HIDDEN, Inputs, KV_HEADS, PROMPT, VOCABULARY, bench,
+};
 
 fn ops(criterion: &mut Criterion) {
     for tested in devices() {
@@ -51,8 +53,8 @@ fn attention(criterion: &mut Criterion, name: &str, inputs: &mut Inputs) {
         let (query, keys, values) = (query.clone(), keys.clone(), values.clone());
         decode_attention(query, keys, values, None, &ranges, options).unwrap();
     });
-    let query = inputs.floats([1, KV_HEADS * GROUP, 128, HEAD_DIM]);
-    let keys = inputs.floats([1, KV_HEADS, 128, HEAD_DIM]);
+    let query = inputs.floats([1, KV_HEADS * GROUP, PROMPT, HEAD_DIM]);
+    let keys = inputs.floats([1, KV_HEADS, PROMPT, HEAD_DIM]);
     let all = PrefillOptions::default();
     let sums = PrefillOptions { column_sums: Some(usize::MAX), ..all };
     let window = PrefillOptions { window: PrefillWindow::Last(32), sinks: 4, ..all };

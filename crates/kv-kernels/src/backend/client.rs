@@ -92,6 +92,11 @@ pub(crate) fn empty_like(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeT
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
 }
 
+/// A buffer that a kernel binds and does not read, as long as any vector.
+pub(crate) fn unread_like(like: &CubeTensor) -> CubeTensor {
+    empty_like(like, Shape::from([16]), DType::F32)
+}
+
 /// Zeros without padding between rows: the tensor is allocated flat, then reshaped.
 pub(crate) fn zeros_like(like: &CubeTensor, shape: [usize; 2]) -> CubeTensor {
     let flat = Shape::from([shape.iter().product::<usize>()]);

@@ -45,6 +45,12 @@ pub(crate) fn owned(tensor: FlexTensor) -> FlexTensor {
     if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
 }
 
+/// The elements of a tensor from [`owned`], to be written. It may be a part of a larger buffer.
+pub(crate) fn slice_mut<E: Element + Pod>(tensor: &mut FlexTensor) -> &mut [E] {
+    let (start, end) = tensor.layout().contiguous_offsets().unwrap_or((0, 0));
+    &mut tensor.storage_mut::<E>()[start..end]
+}
+
 /// A contiguous tensor's elements.
 pub(crate) fn slice<E: Element + Pod>(tensor: &FlexTensor) -> &[E] {
     tensor.as_slice::<E>().unwrap_or(&[])
@@ -62,3 +68,28 @@ pub(crate) fn listed((slots, counts): (Vec<i32>, Vec<i32>)) -> (FlexTensor, Flex
     let slots = FlexTensor::from_data(TensorData::new(slots, [rows, width]));
     (slots, FlexTensor::from_data(TensorData::new(counts, [rows])))
 }
+
+/// Runs an expression with `$element` as the type of the elements of a dtype that the ops take.
+macro_rules! with_element {
+    ($dtype:expr, $element:ident => $run:expr) => {
+        match $dtype {
+            burn::backend::DType::I32 => {
+                type $element = i32;
+                $run
+            }
+            burn::backend::DType::F16 => {
+                type $element = half::f16;
+                $run
+            }
+            burn::backend::DType::BF16 => {
+                type $element = half::bf16;
+                $run
+            }
+            _ => {
+                type $element = f32;
+                $run
+            }
+        }
+    };
+}
+pub(crate) use with_element;

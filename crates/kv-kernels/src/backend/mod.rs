@@ -6,6 +6,7 @@
 //! - [`reading`]: asynchronous reads of integers.
 //! - [`graph`]: steps recorded once and replayed as one launch.
 //! - [`client`]: CubeCL devices: grids, vectors, new tensors.
+//! - [`optional`]: tensors that a call may lack.
 //! - [`strategy`]: the choice among an op's kernels.
 //! - [`host_buffers`]: tensor buffers on the CPU.
 
@@ -17,5 +18,6 @@ pub(crate) mod graph;
 #[cfg(feature = "flex")]
 pub(crate) mod host_buffers;
 pub(crate) mod limits;
+pub(crate) mod optional;
 pub(crate) mod reading;
 pub(crate) mod strategy;

@@ -47,6 +47,45 @@ impl DeviceTraits {
             hopper: cfg!(feature = "cuda") && client::is_hopper(client),
         }
     }
+
+    /// The reason why no matrix instructions multiply rows of `head_dim` elements; `None` if they
+    /// do.
+    pub(crate) fn lacks_products(&self, head_dim: usize) -> Option<&'static str> {
+        if !self.multiplies {
+            return Some(
+                "the device has no matrix instructions for this dtype in planes of 32 units",
+            );
+        }
+        (!head_dim.is_multiple_of(32))
+            .then_some("matrix instructions take head dims that are multiples of 32")
+    }
+
+    /// The reason why no clusters join the parts of ranges, given whether ranges are long and few
+    /// enough for them; `None` if they do.
+    pub(crate) fn lacks_clusters(&self, fit: bool) -> Option<&'static str> {
+        if !self.clusters {
+            return Some("the device has no clusters of cubes");
+        }
+        (!fit).then_some(
+            "ranges are too short for the cubes of a cluster, or too many for clusters that are \
+             under way at once",
+        )
+    }
+}
+
+#[cfg(all(test, feature = "gpu"))]
+impl DeviceTraits {
+    /// An H100, for half precision.
+    pub(crate) const H100: Self = Self {
+        processors: 132,
+        plane: 32,
+        units: 1_024,
+        multiplies: true,
+        reads_16_bytes: true,
+        clusters: true,
+        shared_memory: 227 << 10,
+        hopper: true,
+    };
 }
 
 /// The kernels of an op, one of which a caller may force.

@@ -28,31 +28,45 @@ mod cpu {
 
     use super::BalanceOps;
     use crate::backend::host_buffers::{slice, wide};
-    use crate::balance::args::{BalanceArgs, Classes};
-    use crate::balance::reference::Lists;
+    use crate::balance::args::{BalanceArgs, CentreArgs, Classes, DrawArgs};
+    use crate::balance::reference::{HostCentre, HostDraws, Lists};
 
     impl BalanceOps for Flex {
         fn balance(walk: BalanceArgs<Self>) -> Classes<Self> {
-            let BalanceArgs { keys, values, config, .. } = walk;
-            let [_, head_dim] = keys.layout().shape().dims();
+            let [_, head_dim] = walk.keys.layout().shape().dims();
             let [rows, _] = walk.lists.layout().shape().dims();
-            let [keys, values, log_gamma, means, weights, numbers] =
-                [keys, values, walk.log_gamma, walk.means, walk.weights, walk.numbers]
-                    .map(|tensor| wide(&tensor));
-            let [lists, counts, seeds] =
-                [walk.lists, walk.counts, walk.seeds].map(|tensor| tensor.to_contiguous());
+            let [keys, log_gamma] = [walk.keys, walk.log_gamma].map(|tensor| wide(&tensor));
+            let [values, weights] =
+                [walk.values, walk.weights].map(|tensor| tensor.as_ref().map(wide));
+            let [lists, counts] = [walk.lists, walk.counts].map(|tensor| tensor.to_contiguous());
+            let (means, seeds, numbers);
             let classes = Lists {
                 keys: &keys,
-                values: &values,
+                values: values.as_deref(),
                 lists: slice::<i32>(&lists),
                 counts: slice::<i32>(&counts),
                 log_gamma: &log_gamma,
-                means: &means,
-                weights: &weights,
-                seeds: slice::<i32>(&seeds),
-                numbers: &numbers,
+                centre: match walk.centre {
+                    CentreArgs::None => HostCentre::None,
+                    CentreArgs::List => HostCentre::List,
+                    CentreArgs::Block(own) => {
+                        means = wide(&own);
+                        HostCentre::Block(&means)
+                    }
+                },
+                weights: weights.as_deref(),
+                draws: match walk.draws {
+                    DrawArgs::Seeds(own) => {
+                        seeds = own.to_contiguous();
+                        HostDraws::Seeds(slice(&seeds))
+                    }
+                    DrawArgs::Numbers(own) => {
+                        numbers = wide(&own);
+                        HostDraws::Numbers(&numbers)
+                    }
+                },
                 head_dim,
-                config,
+                config: walk.config,
             }
             .balance();
             let ints = |values: Vec<i32>| {

@@ -7,10 +7,10 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::args::{BalanceArgs, Classes};
+use super::args::{BalanceArgs, CentreArgs, Classes, DrawArgs};
 use super::walk::{BlockClassesLaunch, CentresLaunch, TokenListsLaunch, WalkRulesLaunch};
-use super::{BalanceStrategy, Centring, WalkConfig, mean, plain, tensor_core};
-use crate::backend::client::{elem_type, empty_like, grid};
+use super::{BalanceStrategy, WalkConfig, mean, plain, tensor_core};
+use crate::backend::client::{elem_type, empty_like, grid, unread_like};
 use crate::components::pool::PoolLaunch;
 
 /// Units of a plane that has matrix instructions.
@@ -18,8 +18,10 @@ const PLANE: usize = 32;
 
 /// Splits every block into classes.
 pub(super) fn run(walk: BalanceArgs<CubeBackend>) -> Classes<CubeBackend> {
-    let BalanceArgs { keys, values, config, .. } = walk;
-    let (keys, values) = (into_contiguous(keys), into_contiguous(values));
+    let config = walk.config;
+    let keys = into_contiguous(walk.keys);
+    let [valued, weighted] = [&walk.values, &walk.weights].map(|tensor| tensor.as_ref().is_some());
+    let values = walk.values.or_stand_in(&keys);
     let client = keys.client.clone();
     let [_, head_dim] = keys.shape().dims();
     let [rows, longest] = walk.lists.shape().dims();
@@ -27,15 +29,20 @@ pub(super) fn run(walk: BalanceArgs<CubeBackend>) -> Classes<CubeBackend> {
     let [signs, kept, failed] = [longest, (longest / 2).max(1), blocks]
         .map(|width| empty_like(&keys, Shape::from([rows, width]), DType::I32));
     let [lists, counts] = [walk.lists, walk.counts].map(into_contiguous);
-    let (means, centres) = match config.centring {
-        Centring::None => (into_contiguous(walk.means), 1),
-        Centring::List => (list_means(&keys, &lists, &counts), 1),
-        Centring::Block => (into_contiguous(walk.means), blocks),
+    let centred = !matches!(walk.centre, CentreArgs::None);
+    let (means, centres) = match walk.centre {
+        CentreArgs::None => (unread_like(&keys), 1),
+        CentreArgs::List => (list_means(&keys, &lists, &counts), 1),
+        CentreArgs::Block(means) => (into_contiguous(means), blocks),
     };
-    let centred = config.centring != Centring::None;
-    let [log_gamma, weights, seeds, numbers] =
-        [walk.log_gamma, walk.weights, walk.seeds, walk.numbers].map(into_contiguous);
-    let WalkConfig { block, scale, value_offset, valued, weighted, seeded, halves, .. } = config;
+    let log_gamma = into_contiguous(walk.log_gamma);
+    let weights = walk.weights.or_stand_in(&log_gamma);
+    // The kernel reads seeds or numbers.
+    let (seeds, numbers, seeded) = match walk.draws {
+        DrawArgs::Seeds(seeds) => (into_contiguous(seeds), log_gamma.clone(), true),
+        DrawArgs::Numbers(numbers) => (counts.clone(), into_contiguous(numbers), false),
+    };
+    let WalkConfig { block, scale, value_offset, halves, .. } = config;
     // Both kernels take these arguments.
     macro_rules! balance {
         ($kernel:path, $units:expr, [$($lanes:expr)?], $blueprint:expr) => {

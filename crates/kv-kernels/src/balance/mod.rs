@@ -17,11 +17,11 @@ mod tensor_core;
 mod walk;
 
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 
 use crate::KernelError;
 use crate::backend::check::Check;
-use args::BalanceArgs;
+use args::{BalanceArgs, CentreArgs, DrawArgs};
 use backend::BalanceOps;
 use strategy::BalanceShape;
 
@@ -119,7 +119,6 @@ pub fn balance(
     let [slots, head_dim] = keys.dims();
     let [rows, longest] = lists.dims();
     let BalanceOptions { block, scale, log_gamma, value_offset, .. } = options;
-    let device = keys.device();
     let check = Check::new(OP, &keys);
     check.supported()?;
     check.float("keys", &keys)?;
@@ -146,59 +145,47 @@ pub fn balance(
     check.f32("log_gamma", &log_gamma)?;
     let strategy = check.chosen(options.strategy, keys.dtype(), &BalanceShape { head_dim })?;
     let blocks = longest.div_ceil(block);
-    // A backend extension takes no optional tensors. Any tensor with the size of a vector serves
-    // where none is read.
-    let none = || Tensor::<1>::empty([4], (&device, DType::F32));
-    let (means, centring) = match options.centre {
-        Centre::None => (none(), Centring::None),
-        Centre::List => (none(), Centring::List),
+    let centre = match options.centre {
+        Centre::None => CentreArgs::None,
+        Centre::List => CentreArgs::List,
         Centre::Block(means) => {
             check.shape("means", &means, &[rows, blocks, head_dim])?;
             check.f32("means", &means)?;
-            (means.reshape([rows * blocks * head_dim]), Centring::Block)
+            CentreArgs::Block(means.into_dispatch())
         }
     };
-    let weighted = options.weights.is_some();
     if let Some(weights) = &options.weights {
         check.shape("weights", weights, &[rows, longest])?;
         check.f32("weights", weights)?;
     }
-    let weights = options.weights.map_or_else(none, |weights| weights.reshape([rows * longest]));
-    let seeded = matches!(options.draws, Draws::Seeds(_));
-    let (seeds, numbers) = match options.draws {
+    let draws = match options.draws {
         Draws::Seeds(seeds) => {
             check.shape("seeds", &seeds, &[rows, 2])?;
             check.int("seeds", &seeds)?;
-            (seeds.reshape([rows * 2]), none())
+            DrawArgs::Seeds(seeds.into_dispatch())
         }
         Draws::Numbers(numbers) => {
             check.shape("draws", &numbers, &[rows, longest])?;
             check.f32("draws", &numbers)?;
-            (counts.clone(), numbers.reshape([rows * longest]))
+            DrawArgs::Numbers(numbers.into_dispatch())
         }
     };
     let config = WalkConfig {
         block,
         scale: scale.unwrap_or_else(|| 1.0 / (head_dim as f32).sqrt()),
         value_offset,
-        centring,
-        valued: values.is_some(),
-        weighted,
-        seeded,
         halves: options.halves,
         strategy,
     };
-    let values = values.unwrap_or_else(|| keys.clone());
     let classes = <Dispatch as BalanceOps>::balance(BalanceArgs {
         keys: keys.into_dispatch(),
-        values: values.into_dispatch(),
+        values: values.into(),
         lists: lists.into_dispatch(),
         counts: counts.into_dispatch(),
         log_gamma: log_gamma.into_dispatch(),
-        means: means.into_dispatch(),
-        weights: weights.into_dispatch(),
-        seeds: seeds.into_dispatch(),
-        numbers: numbers.into_dispatch(),
+        centre,
+        weights: options.weights.into(),
+        draws,
         config,
     });
     Ok(Balanced {
@@ -214,19 +201,7 @@ pub(crate) struct WalkConfig {
     pub(crate) block: usize,
     pub(crate) scale: f32,
     pub(crate) value_offset: f32,
-    pub(crate) centring: Centring,
-    pub(crate) valued: bool,
-    pub(crate) weighted: bool,
-    pub(crate) seeded: bool,
     pub(crate) halves: bool,
     /// A kernel that can run the call; on a CPU any value.
     pub(crate) strategy: BalanceStrategy,
-}
-
-/// [`Centre`] without its tensor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Centring {
-    None,
-    List,
-    Block,
 }

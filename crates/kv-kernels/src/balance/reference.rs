@@ -1,6 +1,6 @@
 //! `balance` in plain loops, in f64: the CPU path, and the oracle of the kernels' tests.
 
-use super::{Centring, WalkConfig};
+use super::WalkConfig;
 use crate::components::sentinels::NO_SLOT;
 use crate::layers::random::uniform;
 
@@ -9,24 +9,38 @@ use crate::layers::random::uniform;
 pub(crate) struct Lists<'a> {
     /// `[S, D]`
     pub(crate) keys: &'a [f32],
-    /// `[S, D]`, where `valued`.
-    pub(crate) values: &'a [f32],
+    /// `[S, D]`
+    pub(crate) values: Option<&'a [f32]>,
     /// `[P, N]`
     pub(crate) lists: &'a [i32],
     /// `[P]`
     pub(crate) counts: &'a [i32],
     /// `[P]`
     pub(crate) log_gamma: &'a [f32],
-    /// `[P, blocks, D]`, where each block has a mean of its own.
-    pub(crate) means: &'a [f32],
-    /// `[P, N]`, where `weighted`.
-    pub(crate) weights: &'a [f32],
-    /// `[P, 2]`, where `seeded`.
-    pub(crate) seeds: &'a [i32],
-    /// `[P, N]`, unless `seeded`.
-    pub(crate) numbers: &'a [f32],
+    pub(crate) centre: HostCentre<'a>,
+    /// `[P, N]`
+    pub(crate) weights: Option<&'a [f32]>,
+    pub(crate) draws: HostDraws<'a>,
     pub(crate) head_dim: usize,
     pub(crate) config: WalkConfig,
+}
+
+/// [`crate::Centre`] on the host.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum HostCentre<'a> {
+    None,
+    List,
+    /// `[P, blocks, D]`
+    Block(&'a [f32]),
+}
+
+/// [`crate::Draws`] on the host.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum HostDraws<'a> {
+    /// `[P, 2]`
+    Seeds(&'a [i32]),
+    /// `[P, N]`
+    Numbers(&'a [f32]),
 }
 
 /// The results of a call, as in [`super::Balanced`].
@@ -68,13 +82,13 @@ impl Lists<'_> {
     /// The mean of a block's keys; empty where keys are not centred.
     fn mean(&self, row: usize, index: usize) -> Vec<f64> {
         let (dim, longest) = (self.head_dim, self.lists.len() / self.counts.len());
-        match self.config.centring {
-            Centring::None => Vec::new(),
-            Centring::Block => {
+        match self.centre {
+            HostCentre::None => Vec::new(),
+            HostCentre::Block(means) => {
                 let blocks = longest.div_ceil(self.config.block);
-                wide(&self.means[(row * blocks + index) * dim..][..dim])
+                wide(&means[(row * blocks + index) * dim..][..dim])
             }
-            Centring::List => {
+            HostCentre::List => {
                 let list = &self.lists[row * longest..][..self.counts[row] as usize];
                 let mut mean = vec![0.0; dim];
                 for &slot in list {
@@ -89,7 +103,7 @@ impl Lists<'_> {
 
     /// The signs of one block, and whether a probability was outside `[0, 1]`.
     fn walk(&self, row: usize, index: usize, places: std::ops::Range<usize>) -> (Vec<i32>, bool) {
-        let WalkConfig { scale, value_offset, valued, weighted, .. } = self.config;
+        let WalkConfig { scale, value_offset, .. } = self.config;
         let (dim, longest) = (self.head_dim, self.lists.len() / self.counts.len());
         let mean = self.mean(row, index);
         let tokens: Vec<(Vec<f64>, Vec<f64>)> = places
@@ -99,9 +113,9 @@ impl Lists<'_> {
                 let mut key: Vec<f64> = wide(&self.keys[slot * dim..][..dim]);
                 key.iter_mut().zip(&mean).for_each(|(key, mean)| *key -= mean);
                 let mut value =
-                    if valued { wide(&self.values[slot * dim..][..dim]) } else { vec![1.0] };
-                if weighted {
-                    let weight = f64::from(self.weights[row * longest + index]);
+                    self.values.map_or(vec![1.0], |values| wide(&values[slot * dim..][..dim]));
+                if let Some(weights) = self.weights {
+                    let weight = f64::from(weights[row * longest + index]);
                     value.iter_mut().for_each(|value| *value *= weight);
                 }
                 (key, value)
@@ -125,11 +139,12 @@ impl Lists<'_> {
                 })
                 .sum();
             let index = places.start + j;
-            let draw = if self.config.seeded {
-                let seed = &self.seeds[row * 2..][..2];
-                uniform([seed[0] as u32, seed[1] as u32], index as u32)
-            } else {
-                self.numbers[row * longest + index]
+            let draw = match self.draws {
+                HostDraws::Seeds(seeds) => {
+                    let seed = &seeds[row * 2..][..2];
+                    uniform([seed[0] as u32, seed[1] as u32], index as u32)
+                }
+                HostDraws::Numbers(numbers) => numbers[row * longest + index],
             };
             // Both sides of the comparison are scaled, to keep them finite.
             let exponent = top + f64::from(self.log_gamma[row]);

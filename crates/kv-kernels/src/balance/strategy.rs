@@ -41,11 +41,7 @@ impl Strategy for BalanceStrategy {
     fn obstacle(self, device: &DeviceTraits, shape: &BalanceShape) -> Option<&'static str> {
         match self {
             Self::Auto | Self::Portable => None,
-            Self::TensorCore if !device.multiplies => {
-                Some("the device has no matrix instructions for this dtype in planes of 32 units")
-            }
-            Self::TensorCore => (!shape.head_dim.is_multiple_of(32))
-                .then_some("matrix instructions take head dims that are multiples of 32"),
+            Self::TensorCore => device.lacks_products(shape.head_dim),
         }
     }
 }

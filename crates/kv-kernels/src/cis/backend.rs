@@ -71,7 +71,8 @@ mod cpu {
     use crate::attention::decode::DecodeConfig;
     use crate::attention::decode::args::DecodeArgs;
     use crate::attention::decode::backend::DecodeAttentionOps;
-    use crate::backend::host_buffers::{owned, rounded, slice, wide};
+    use crate::backend::host_buffers::{owned, rounded, slice, slice_mut, wide};
+    use crate::backend::optional::{OptionalFloat, OptionalInt};
     use crate::cis::args::Retrieval;
     use crate::cis::{SteerOptions, reference, steer};
 
@@ -97,7 +98,8 @@ mod cpu {
                 newest: slice(&ints[2]),
                 config,
             };
-            let sums = problem.solve(table.storage_mut::<i32>(), set_vectors.storage_mut::<f32>());
+            let sums =
+                problem.solve(slice_mut::<i32>(&mut table), slice_mut::<f32>(&mut set_vectors));
             let group = sums.len() / total_kv_heads;
             (table, set_vectors, rounded(sums, [total_kv_heads, group], DType::F32))
         }
@@ -109,17 +111,16 @@ mod cpu {
         ) -> (FlexTensor, FlexTensor, FlexTensor) {
             let [query, keys] = [&retrieval.query, &retrieval.keys].map(Clone::clone);
             let [offsets, lengths] = [&retrieval.offsets, &retrieval.lengths].map(Clone::clone);
-            let none = rounded(vec![0.0], [1], DType::F32);
             let (table, set_vectors, _) = Self::cis_select(retrieval);
             let attended = Self::decode_attention(DecodeArgs {
                 query,
                 keys,
                 values,
-                log_weights: none.clone(),
-                numerators: none,
+                log_weights: OptionalFloat::Absent,
+                numerators: OptionalFloat::Absent,
                 offsets,
                 lengths,
-                view: table.clone(),
+                view: OptionalInt::Present(table.clone()),
                 config: attention,
             });
             (table, set_vectors, attended.output)
@@ -128,7 +129,7 @@ mod cpu {
         fn steer_sets(table: FlexTensor, dropped: FlexTensor, options: SteerOptions) -> FlexTensor {
             let (mut table, dropped) = (owned(table), wide(&dropped));
             let [total_kv_heads, _] = table.layout().shape().dims();
-            steer::reference(table.storage_mut::<i32>(), &dropped, total_kv_heads, options);
+            steer::reference(slice_mut::<i32>(&mut table), &dropped, total_kv_heads, options);
             table
         }
     }

@@ -30,6 +30,7 @@ use crate::attention::decode::range_part::{RangePart, Sequence};
 use crate::attention::decode::slot_indexer::SlotIndexer;
 use crate::attention::decode::tensor_core::attend;
 use crate::backend::client::{elem_type, empty_like, grid};
+use crate::backend::optional::{OptionalFloat, OptionalInt};
 
 /// The fewest slots of a part that a cube scores.
 const SMALLEST_PART: usize = 256;
@@ -130,7 +131,6 @@ impl Call {
         values: CubeTensor,
         config: DecodeConfig,
     ) -> (CubeTensor, CubeTensor, CubeTensor) {
-        let none = self.scratch(1, DType::F32);
         let (query, keys) = (self.query.clone(), self.keys.clone());
         let (offsets, lengths) = (self.offsets.clone(), self.lengths.clone());
         let (table, set_vectors, _) = launch::select_slots(&self, strategy);
@@ -138,11 +138,11 @@ impl Call {
             query,
             keys,
             values,
-            log_weights: none.clone(),
-            numerators: none,
+            log_weights: OptionalFloat::Absent,
+            numerators: OptionalFloat::Absent,
             offsets,
             lengths,
-            view: table.clone(),
+            view: OptionalInt::Present(table.clone()),
             config,
         };
         let output = attention.run().output;

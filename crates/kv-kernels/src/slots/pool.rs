@@ -2,9 +2,10 @@
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, ExtensionType};
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 
 use crate::backend::check::Check;
+use crate::backend::optional::OptionalFloat;
 #[cfg(feature = "gpu")]
 use crate::components::pool::PoolSlotsLaunch;
 use crate::{KernelError, Reading};
@@ -120,18 +121,12 @@ impl SlotPool<'_> {
 
     /// Takes the tensors, until [`Self::put_back`].
     pub(crate) fn take(&mut self, check: &Check) -> SlotPools<Dispatch> {
-        let device = self.keys.device();
-        let weighted = self.log_weights.is_some();
-        let log_weights = match &mut self.log_weights {
-            Some(log_weights) => check.take(log_weights),
-            None => Tensor::empty([1], (&device, DType::F32)),
-        };
+        let log_weights = self.log_weights.as_deref_mut().map(|weights| check.take(weights));
         SlotPools {
             keys: check.take(self.keys).into_dispatch(),
             values: check.take(self.values).into_dispatch(),
             positions: check.take_ints(self.positions).into_dispatch(),
-            log_weights: log_weights.into_dispatch(),
-            weighted,
+            log_weights: log_weights.into(),
         }
     }
 
@@ -139,8 +134,8 @@ impl SlotPool<'_> {
         *self.keys = Tensor::from_dispatch(pools.keys);
         *self.values = Tensor::from_dispatch(pools.values);
         *self.positions = Tensor::from_dispatch(pools.positions);
-        if let Some(log_weights) = self.log_weights {
-            *log_weights = Tensor::from_dispatch(pools.log_weights);
+        if let Some((own, written)) = self.log_weights.zip(pools.log_weights.into_option()) {
+            *own = Tensor::from_dispatch(written);
         }
     }
 }
@@ -162,14 +157,11 @@ impl SlotSource<'_> {
     }
 
     pub(crate) fn tensors(&self) -> SlotPools<Dispatch> {
-        let device = self.keys.device();
-        let none = || Tensor::empty([1], (&device, DType::F32));
         SlotPools {
             keys: self.keys.clone().into_dispatch(),
             values: self.values.clone().into_dispatch(),
             positions: self.positions.clone().into_dispatch(),
-            log_weights: self.log_weights.cloned().unwrap_or_else(none).into_dispatch(),
-            weighted: self.log_weights.is_some(),
+            log_weights: self.log_weights.cloned().into(),
         }
     }
 }
@@ -183,10 +175,17 @@ pub(crate) struct SlotPools<B: Backend> {
     pub(crate) values: FloatTensor<B>,
     /// `[S]`
     pub(crate) positions: IntTensor<B>,
-    /// `[S]` where `weighted`, else any tensor.
-    pub(crate) log_weights: FloatTensor<B>,
+    /// `[S]`
+    #[extension_type]
+    pub(crate) log_weights: OptionalFloat<B>,
+}
+
+#[cfg(feature = "gpu")]
+impl<B: Backend> SlotPools<B> {
     /// Whether slots have weights.
-    pub(crate) weighted: bool,
+    pub(crate) fn weighted(&self) -> bool {
+        self.log_weights.as_ref().is_some()
+    }
 }
 
 #[cfg(feature = "gpu")]
@@ -199,17 +198,17 @@ impl SlotPools<burn_cubecl::CubeBackend> {
             keys: into_contiguous(self.keys),
             values: into_contiguous(self.values),
             positions: into_contiguous(self.positions),
-            log_weights: into_contiguous(self.log_weights),
-            weighted: self.weighted,
+            log_weights: self.log_weights.map(into_contiguous),
         }
     }
+
     /// The tensors as a kernel's argument.
     pub(crate) fn launched<R: CubePrimitive>(&self) -> PoolSlotsLaunch<R> {
         PoolSlotsLaunch::new(
             self.keys.clone().into_buffer_arg(),
             self.values.clone().into_buffer_arg(),
             self.positions.clone().into_buffer_arg(),
-            self.log_weights.clone().into_buffer_arg(),
+            self.log_weights.clone().or_new(&self.keys).into_buffer_arg(),
         )
     }
 }

@@ -1,13 +1,23 @@
-//! The cases. The peers' scripts read them from `peers/cases.json` too.
+//! The cases: the problems of `problems.json`. The peers' scripts read them too, and so do the
+//! kernels' tests, which check those that are small enough (`kv_testing::timed`).
 
 use anyhow::Context;
 use serde::Deserialize;
 
 use crate::options::Op;
 
-const FILE: &str = include_str!("../../../peers/cases.json");
+const FILE: &str = include_str!("../../../problems.json");
 
-/// Cases by op.
+/// All problems that are timed.
+#[derive(Debug, Deserialize)]
+pub(super) struct Problems {
+    /// By the kernel that an op chooses, beside peers.
+    pub(super) suite: Cases,
+    /// By every kernel of an op that has several.
+    pub(super) strategies: Strategies,
+}
+
+/// The suite's cases by op.
 #[derive(Debug, Deserialize)]
 pub(super) struct Cases {
     pub(super) decode_attention: Vec<Attention>,
@@ -19,12 +29,44 @@ pub(super) struct Cases {
     pub(super) merge_nearest: Vec<Attention>,
 }
 
+/// The cases of every kernel by op.
+#[derive(Debug, Deserialize)]
+pub(super) struct Strategies {
+    /// Evictions have the same cases.
+    pub(super) decode_attention: Vec<Attention>,
+    pub(super) sketch_attention: Vec<Sketched>,
+    pub(super) prefill_attention: Vec<Attention>,
+    pub(super) linear: Vec<Product>,
+    pub(super) nearest_slots: Vec<Nearest>,
+    pub(super) balance: Vec<Halving>,
+    pub(super) cis_attention: Vec<Attention>,
+}
+
 /// The shape of an attention problem; merges that follow attention have the same shape.
 #[derive(Debug, Clone, Copy, Deserialize)]
 pub(super) struct Attention {
     pub(super) batch: usize,
     pub(super) query_heads: usize,
     pub(super) kv_heads: usize,
+    pub(super) tokens: usize,
+    pub(super) head_dim: usize,
+}
+
+/// Attention over a sketch of all tokens, and over `slots` exact ones of each range.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub(super) struct Sketched {
+    #[serde(flatten)]
+    pub(super) attention: Attention,
+    pub(super) slots: usize,
+    pub(super) buckets: usize,
+    /// Of each bucket.
+    pub(super) entries: usize,
+}
+
+/// Lists, each of whose slots seeks its nearest in a second list of as many.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub(super) struct Nearest {
+    pub(super) lists: usize,
     pub(super) tokens: usize,
     pub(super) head_dim: usize,
 }
@@ -65,11 +107,13 @@ pub(super) struct Halving {
     pub(super) head_dim: usize,
 }
 
-impl Cases {
+impl Problems {
     pub(super) fn read() -> anyhow::Result<Self> {
-        serde_json::from_str(FILE).context("peers/cases.json")
+        serde_json::from_str(FILE).context("problems.json")
     }
+}
 
+impl Cases {
     pub(super) fn count(&self, wanted: impl Fn(Op) -> bool) -> usize {
         let each = [
             (Op::DecodeAttention, self.decode_attention.len()),

@@ -17,7 +17,7 @@ use crate::console::say;
 use crate::options::{Kernels, Op};
 use crate::progress::Progress;
 use crate::record::{Case, metric};
-use cases::{Attention, Cases};
+use cases::{Attention, Problems};
 pub(crate) use clock::Clock;
 use clock::{COPIED, LaunchOutput};
 
@@ -93,11 +93,11 @@ impl<'a> KernelBench<'a> {
 /// # Errors
 /// On CPUs, and where a kernel refuses a case.
 pub(crate) fn run(bench: &mut Bench, options: &Kernels) -> anyhow::Result<()> {
-    let cases = Cases::read()?;
-    let cases = if bench.common.quick { cases.shortened() } else { cases };
+    let Problems { suite, strategies } = Problems::read()?;
+    let cases = if bench.common.quick { suite.shortened() } else { suite };
     let mut lab = KernelBench::new(bench)?;
     if options.strategies {
-        return strategies::run(&mut lab);
+        return strategies::run(&mut lab, &strategies);
     }
     let wanted = |op: Op| options.ops.is_empty() || options.ops.contains(&op);
     let mut progress = Progress::new(cases.count(wanted), SUITE);

@@ -2,8 +2,8 @@
 
 use burn::tensor::{DType, Distribution, Int, Tensor};
 use kv_kernels::{
-    BalanceOptions, BalanceStrategy, Centre, Choice, Draws, KeepLists, SlotPool, SlotSource,
-    balance, compact_slots, copy_slots, top_slots,
+    BalanceOptions, BalanceStrategy, Centre, Choice, Draws, KeepLists, KernelError, SlotPool,
+    SlotSource, balance, compact_slots, copy_slots, top_slots,
 };
 
 use super::KernelBench;
@@ -83,38 +83,68 @@ pub(super) fn top(bench: &mut KernelBench<'_>, case: &Ranking) -> anyhow::Result
     })
 }
 
+/// Lists for the self-balancing walk, in several pools.
+pub(super) struct Lists {
+    pub(super) pools: Vec<[Tensor<2>; 2]>,
+    /// Bytes moved and operations done by one call.
+    pub(super) work: [f64; 2],
+    order: Tensor<2, Int>,
+    counts: Tensor<1, Int>,
+    options: BalanceOptions,
+}
+
+impl Lists {
+    pub(super) fn new(bench: &KernelBench<'_>, case: &Halving) -> Self {
+        let (device, dtype) = (bench.device.clone(), bench.dtype);
+        let Halving { lists, tokens, block, head_dim } = *case;
+        let slots = lists * tokens;
+        let bytes = 2 * slots * head_dim * dtype.size();
+        let random = || {
+            let normal = Distribution::Normal(0.0, 1.0);
+            let flat = Tensor::<1>::random([slots * head_dim], normal, (&device, DType::F32));
+            flat.cast(dtype).reshape([slots, head_dim])
+        };
+        let pools = (0..Clock::sets(bytes)).map(|_| [random(), random()]).collect();
+        let order = Tensor::<1, Int>::arange(0..slots as i64, (&device, DType::I32));
+        let options = BalanceOptions {
+            block,
+            scale: None,
+            log_gamma: Tensor::full([lists], 4f32.ln(), (&device, DType::F32)),
+            value_offset: 0.025,
+            centre: Centre::List,
+            weights: None,
+            draws: Draws::Seeds(Tensor::zeros([lists, 2], (&device, DType::I32))),
+            halves: true,
+            strategy: BalanceStrategy::Auto,
+        };
+        // Every token meets all before it in its block, by key and by value.
+        let operations = (slots * block / 2 * head_dim * 2 * 2) as f64;
+        Self {
+            pools,
+            work: [bytes as f64, operations],
+            order: order.reshape([lists, tokens]),
+            counts: Tensor::full([lists], tokens as i32, (&device, DType::I32)),
+            options,
+        }
+    }
+
+    /// The kept tokens of each list of a pool.
+    pub(super) fn halve(
+        &self,
+        pool: usize,
+        strategy: BalanceStrategy,
+    ) -> Result<Tensor<2, Int>, KernelError> {
+        let [keys, values] = self.pools[pool].clone();
+        let options = BalanceOptions { strategy, ..self.options.clone() };
+        Ok(balance(keys, Some(values), self.order.clone(), self.counts.clone(), options)?.kept)
+    }
+}
+
 /// A list of every head halved by the self-balancing walk, all of its tokens.
 pub(super) fn halve(bench: &mut KernelBench<'_>, case: &Halving) -> anyhow::Result<()> {
-    let (device, dtype) = (bench.device.clone(), bench.dtype);
-    let Halving { lists, tokens, block, head_dim } = *case;
-    let slots = lists * tokens;
-    let bytes = 2 * slots * head_dim * dtype.size();
-    let sets = Clock::sets(bytes);
-    let random = || {
-        let normal = Distribution::Normal(0.0, 1.0);
-        let flat = Tensor::<1>::random([slots * head_dim], normal, (&device, DType::F32));
-        flat.cast(dtype).reshape([slots, head_dim])
-    };
-    let pools: Vec<_> = (0..sets).map(|_| (random(), random())).collect();
-    let order = Tensor::<1, Int>::arange(0..slots as i64, (&device, DType::I32));
-    let order = order.reshape([lists, tokens]);
-    let counts = Tensor::<1, Int>::full([lists], tokens as i32, (&device, DType::I32));
-    let options = BalanceOptions {
-        block,
-        scale: None,
-        log_gamma: Tensor::full([lists], 4f32.ln(), (&device, DType::F32)),
-        value_offset: 0.025,
-        centre: Centre::List,
-        weights: None,
-        draws: Draws::Seeds(Tensor::zeros([lists, 2], (&device, DType::I32))),
-        halves: true,
-        strategy: BalanceStrategy::Auto,
-    };
-    // Every token meets all before it in its block, by key and by value.
-    let operations = (slots * block / 2 * head_dim * 2 * 2) as f64;
+    let lists = Lists::new(bench, case);
     let task = format!("balance {}", case.name());
-    bench.measure(&task, "", sets, [bytes as f64, operations], |i| {
-        let (keys, values) = pools[i].clone();
-        Ok(balance(keys, Some(values), order.clone(), counts.clone(), options.clone())?.kept)
+    bench.measure(&task, "", lists.pools.len(), lists.work, |i| {
+        Ok(lists.halve(i, BalanceStrategy::Auto)?)
     })
 }

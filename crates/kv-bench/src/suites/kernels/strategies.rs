@@ -5,44 +5,20 @@ use std::fmt::Debug;
 
 use burn::tensor::{DType, Distribution, Int, Tensor, TensorData};
 use kv_kernels::{
-    CisSelectOptions, CisStrategy, DecodeAttentionOptions, DecodeStrategy, Dilation, Earlier,
+    BalanceStrategy, CisSelectOptions, CisStrategy, DecodeAttentionOptions, DecodeStrategy,
+    Dilation, Earlier, EvictionOptions, EvictionScope, EvictionStrategy, HEAD_FIELDS, HeldSlots,
     IndexSets, KernelError, LinearOptions, LinearStrategy, NearestSlotsOptions,
     NearestSlotsStrategy, PrefillOptions, PrefillStrategy, ScoreReduction, SetRule, Share,
-    SimilarityReduction, SlotLists, SlotRanges, cis_attention, decode_attention, linear,
-    nearest_slots, prefill_attention,
+    SimilarityReduction, SketchHashes, SketchSource, SketchStrategy, SketchedTokens, SlotLists,
+    SlotRanges, cis_attention, decode_attention, evicting_attention, linear, log_norms,
+    nearest_slots, prefill_attention, sketch_attention,
 };
 
 use super::KernelBench;
-use super::cases::{Attention, Product};
+use super::cases::{Attention, Halving, Nearest, Product, Sketched, Strategies};
 use super::clock::{Clock, LaunchOutput};
+use super::slots::Lists;
 
-/// Heads of Llama 3.1 8B.
-const HEADS: [usize; 3] = [32, 8, 128];
-/// Sequences and slots of decode attention.
-const DECODE: [[usize; 2]; 11] = [
-    [1, 1_024],
-    [1, 2_048],
-    [1, 3_200],
-    [1, 4_096],
-    [1, 16_384],
-    [2, 2_048],
-    [2, 3_200],
-    [4, 3_200],
-    [8, 3_200],
-    [16, 4_096],
-    [128, 3_200],
-];
-/// Tokens of a prompt.
-const PREFILL: [usize; 3] = [128, 1_024, 8_192];
-/// Rows of a product.
-const ROWS: [usize; 7] = [1, 16, 32, 64, 128, 512, 2_048];
-/// Inputs and outputs of a product.
-const WIDTHS: [usize; 2] = [4_096, 4_096];
-/// Lists, and slots of each. Every slot's nearest slot is sought in a second list of as many slots.
-const LISTS: [[usize; 2]; 3] = [[8, 512], [8, 4_096], [128, 2_048]];
-/// Sequences and slots of CIS.
-const CIS: [[usize; 2]; 6] =
-    [[1, 2_048], [1, 8_192], [1, 32_768], [16, 2_048], [16, 8_192], [16, 32_768]];
 /// Slots that CIS attends to: sinks, slots of the highest attention, locals (PrHS, section V).
 const CIS_READ: [usize; 3] = [16, 432, 64];
 
@@ -50,12 +26,15 @@ const CIS_READ: [usize; 3] = [16, 432, 64];
 ///
 /// # Errors
 /// Where a kernel refuses a shape that it serves.
-pub(super) fn run(bench: &mut KernelBench<'_>) -> anyhow::Result<()> {
-    DECODE.into_iter().try_for_each(|sizes| decode(bench, sizes))?;
-    PREFILL.into_iter().try_for_each(|tokens| prefill(bench, tokens))?;
-    ROWS.into_iter().try_for_each(|rows| product(bench, rows))?;
-    LISTS.into_iter().try_for_each(|sizes| nearest(bench, sizes))?;
-    CIS.into_iter().try_for_each(|sizes| cis(bench, sizes))
+pub(super) fn run(bench: &mut KernelBench<'_>, cases: &Strategies) -> anyhow::Result<()> {
+    cases.decode_attention.iter().try_for_each(|case| decode(bench, case))?;
+    cases.decode_attention.iter().try_for_each(|case| evicting(bench, case))?;
+    cases.sketch_attention.iter().try_for_each(|case| sketched(bench, case))?;
+    cases.prefill_attention.iter().try_for_each(|case| prefill(bench, case))?;
+    cases.linear.iter().try_for_each(|case| product(bench, case))?;
+    cases.nearest_slots.iter().try_for_each(|case| nearest(bench, case))?;
+    cases.balance.iter().try_for_each(|case| halve(bench, case))?;
+    cases.cis_attention.iter().try_for_each(|case| cis(bench, case))
 }
 
 /// Times each strategy that serves a case.
@@ -88,9 +67,8 @@ struct Step {
 }
 
 impl Step {
-    fn new(bench: &KernelBench<'_>, op: &str, [batch, tokens]: [usize; 2]) -> Self {
-        let [query_heads, kv_heads, head_dim] = HEADS;
-        let case = Attention { batch, query_heads, kv_heads, tokens, head_dim };
+    fn new(bench: &KernelBench<'_>, op: &str, case: &Attention) -> Self {
+        let Attention { batch, query_heads, kv_heads, tokens, head_dim } = *case;
         let slots = case.pairs() * tokens;
         let bytes = 2 * slots * head_dim * bench.dtype.size();
         let pool = || normal(bench, [slots, head_dim]);
@@ -108,28 +86,102 @@ impl Step {
     }
 }
 
-fn decode(bench: &mut KernelBench<'_>, sizes: [usize; 2]) -> anyhow::Result<()> {
-    let Step { query, pools, ranges, task, bytes } = Step::new(bench, "decode_attention", sizes);
+fn decode(bench: &mut KernelBench<'_>, case: &Attention) -> anyhow::Result<()> {
+    let Step { query, pools, ranges, task, bytes } = Step::new(bench, "decode_attention", case);
     let strategies =
         [DecodeStrategy::Portable, DecodeStrategy::TensorCore, DecodeStrategy::TensorCoreCluster];
     each(bench, &task, pools.len(), [bytes as f64, 0.0], &strategies, |i, strategy| {
         let [keys, values] = pools[i].clone();
-        let longest = Some(sizes[1]);
+        let longest = Some(case.tokens);
         let options =
             DecodeAttentionOptions { longest, strategy, ..DecodeAttentionOptions::default() };
         Ok(decode_attention(query.clone(), keys, values, None, &ranges, options)?.output)
     })
 }
 
-fn prefill(bench: &mut KernelBench<'_>, tokens: usize) -> anyhow::Result<()> {
-    let [query_heads, kv_heads, head_dim] = HEADS;
+/// With a slot for each head to overwrite, and with one for all heads of a layer.
+fn evicting(bench: &mut KernelBench<'_>, case: &Attention) -> anyhow::Result<()> {
+    let Step { query, pools, ranges, task, bytes } = Step::new(bench, "evicting_attention", case);
+    let norms: Vec<_> = pools.iter().map(|[_, values]| log_norms(values.clone())).collect();
+    let mut places = ranges.lengths.clone().sub_scalar(1);
+    let counters = [case.batch, HeldSlots::ARRIVALS];
+    let mut arrivals = Tensor::zeros(counters, (&bench.device, DType::I32));
+    let strategies = [
+        EvictionStrategy::Portable,
+        EvictionStrategy::TensorCore,
+        EvictionStrategy::TensorCoreInPlace,
+        EvictionStrategy::TensorCoreCluster,
+    ];
+    for (scope, what) in [(EvictionScope::Head, "a head"), (EvictionScope::Layer, "a layer")] {
+        let task = format!("{task}, for {what}");
+        let work = [bytes as f64, 0.0];
+        each(bench, &task, pools.len(), work, &strategies, |i, strategy| {
+            let held = HeldSlots {
+                log_norms: norms[i].clone(),
+                limits: ranges.lengths.clone(),
+                places: &mut places,
+                arrivals: &mut arrivals,
+            };
+            let longest = Some(case.tokens);
+            let options =
+                EvictionOptions { longest, scope, strategy, ..EvictionOptions::default() };
+            let pool = pools[i].clone();
+            Ok(evicting_attention(query.clone(), pool, None, &ranges, held, options)?.output)
+        })?;
+    }
+    Ok(())
+}
+
+fn sketched(bench: &mut KernelBench<'_>, case: &Sketched) -> anyhow::Result<()> {
+    let Sketched { attention, slots, buckets, entries } = *case;
+    let Attention { batch, tokens, head_dim, .. } = attention;
+    let total_kv_heads = attention.pairs();
+    let exact = Attention { tokens: slots, ..attention };
+    let step = Step::new(bench, "sketch_attention", &exact);
+    let most_entries = buckets * entries;
+    let heads = (0..total_kv_heads)
+        .flat_map(|head| [head * most_entries, entries, head * tokens, tokens, slots, slots / 2]);
+    let heads: Vec<i32> = heads.map(|field| field as i32).collect();
+    let heads = TensorData::new(heads, [total_kv_heads, HEAD_FIELDS]);
+    let heads = Tensor::<2, Int>::from_data(heads, (&bench.device, DType::I32));
+    let rows = || normal(bench, [total_kv_heads * most_entries, head_dim]).cast(DType::F32);
+    let [keys, values] = [rows(), rows()];
+    let seeds: Vec<[u32; 2]> = (0..total_kv_heads as u32).map(|head| [head, 1]).collect();
+    let hashes = SketchHashes::seeded(&seeds, buckets, &bench.device);
+    let sketch = SketchSource {
+        keys: &keys,
+        values: &values,
+        heads: &heads,
+        most_entries,
+        hashes: &hashes,
+        signed_keys: true,
+    };
+    let scores = Tensor::<1>::ones([total_kv_heads * tokens], (&bench.device, DType::F32));
+    let newest = Tensor::full([batch], tokens as i32 - 1, (&bench.device, DType::I32));
+    let name = attention.name();
+    let task = format!("sketch_attention {name}, {slots} slots and {buckets}x{entries} entries");
+    let bytes = step.bytes + 2 * total_kv_heads * most_entries * head_dim * DType::F32.size();
+    let work = [bytes as f64, 0.0];
+    let strategies =
+        [SketchStrategy::Portable, SketchStrategy::TensorCore, SketchStrategy::TensorCoreCluster];
+    each(bench, &task, step.pools.len(), work, &strategies, |i, strategy| {
+        let longest = tokens;
+        let tokens = SketchedTokens { sketch, scores: &scores, newest: &newest, longest, strategy };
+        let (query, pool) = (step.query.clone(), step.pools[i].clone());
+        Ok(sketch_attention(query, pool, &step.ranges, slots, tokens)?.output)
+    })
+}
+
+fn prefill(bench: &mut KernelBench<'_>, case: &Attention) -> anyhow::Result<()> {
+    let Attention { batch, query_heads, kv_heads, tokens, head_dim } = *case;
     let rows = |heads: usize| {
-        normal(bench, [heads * tokens, head_dim]).reshape([1, heads, tokens, head_dim])
+        let rows = normal(bench, [batch * heads * tokens, head_dim]);
+        rows.reshape([batch, heads, tokens, head_dim])
     };
     let [query, keys, values] = [query_heads, kv_heads, kv_heads].map(rows);
-    let bytes = 2 * (query_heads + kv_heads) * tokens * head_dim * bench.dtype.size();
-    let operations = 2.0 * (query_heads * head_dim) as f64 * (tokens as f64).powi(2);
-    let task = format!("prefill_attention 1x{query_heads}x{kv_heads}x{tokens}");
+    let bytes = 2 * batch * (query_heads + kv_heads) * tokens * head_dim * bench.dtype.size();
+    let operations = 2.0 * (batch * query_heads * head_dim) as f64 * (tokens as f64).powi(2);
+    let task = format!("prefill_attention {}", case.name());
     let strategies = [PrefillStrategy::Blocks, PrefillStrategy::Hopper];
     each(bench, &task, 1, [bytes as f64, operations], &strategies, |_, strategy| {
         let options = PrefillOptions { strategy, ..PrefillOptions::default() };
@@ -137,8 +189,8 @@ fn prefill(bench: &mut KernelBench<'_>, tokens: usize) -> anyhow::Result<()> {
     })
 }
 
-fn product(bench: &mut KernelBench<'_>, rows: usize) -> anyhow::Result<()> {
-    let [inputs, outputs] = WIDTHS;
+fn product(bench: &mut KernelBench<'_>, case: &Product) -> anyhow::Result<()> {
+    let Product { rows, inputs, outputs } = *case;
     let size = bench.dtype.size();
     let weight_bytes = inputs * outputs * size;
     let weights: Vec<Tensor<2>> =
@@ -146,7 +198,7 @@ fn product(bench: &mut KernelBench<'_>, rows: usize) -> anyhow::Result<()> {
     let x = normal(bench, [rows, inputs]);
     let bytes = weight_bytes + rows * (inputs + outputs) * size;
     let operations = 2.0 * rows as f64 * (inputs * outputs) as f64;
-    let task = format!("linear {}", Product { rows, inputs, outputs }.name());
+    let task = format!("linear {}", case.name());
     let strategies = [
         LinearStrategy::Portable,
         LinearStrategy::TensorCore,
@@ -160,8 +212,8 @@ fn product(bench: &mut KernelBench<'_>, rows: usize) -> anyhow::Result<()> {
     })
 }
 
-fn nearest(bench: &mut KernelBench<'_>, [lists, tokens]: [usize; 2]) -> anyhow::Result<()> {
-    let [.., head_dim] = HEADS;
+fn nearest(bench: &mut KernelBench<'_>, case: &Nearest) -> anyhow::Result<()> {
+    let Nearest { lists, tokens, head_dim } = *case;
     let slots = lists * tokens;
     let keys = normal(bench, [slots, head_dim]);
     let all = Tensor::<1, Int>::arange(0..slots as i64, (&bench.device, DType::I32));
@@ -177,16 +229,25 @@ fn nearest(bench: &mut KernelBench<'_>, [lists, tokens]: [usize; 2]) -> anyhow::
     })
 }
 
+fn halve(bench: &mut KernelBench<'_>, case: &Halving) -> anyhow::Result<()> {
+    let lists = Lists::new(bench, case);
+    let task = format!("balance {}", case.name());
+    let strategies = [BalanceStrategy::Portable, BalanceStrategy::TensorCore];
+    each(bench, &task, lists.pools.len(), lists.work, &strategies, |i, strategy| {
+        lists.halve(i, strategy)
+    })
+}
+
 /// Steps in which every range retrieves, in blocks of one step and of 16, and steps in which every
 /// range shares.
-fn cis(bench: &mut KernelBench<'_>, sizes: [usize; 2]) -> anyhow::Result<()> {
-    let step = Step::new(bench, "cis_attention", sizes);
-    let [query_heads, kv_heads, head_dim] = HEADS;
-    let total_kv_heads = sizes[0] * kv_heads;
+fn cis(bench: &mut KernelBench<'_>, case: &Attention) -> anyhow::Result<()> {
+    let step = Step::new(bench, "cis_attention", case);
+    let Attention { batch, query_heads, kv_heads, tokens, head_dim } = *case;
+    let total_kv_heads = case.pairs();
     let parts = query_heads / kv_heads;
     let vectors = normal(bench, [total_kv_heads * parts, head_dim]);
     let vectors = vectors.reshape([total_kv_heads, parts, head_dim]);
-    let newest = Tensor::full([sizes[0]], sizes[1] as i32 - 1, (&bench.device, DType::I32));
+    let newest = Tensor::full([batch], tokens as i32 - 1, (&bench.device, DType::I32));
     let [sinks, top, locals] = CIS_READ;
     let strategies =
         [CisStrategy::Radix, CisStrategy::SplitRadix, CisStrategy::Histogram, CisStrategy::Fused];
@@ -200,7 +261,7 @@ fn cis(bench: &mut KernelBench<'_>, sizes: [usize; 2]) -> anyhow::Result<()> {
         let task = format!("{}, blocks of {block}, all {what}", step.task);
         // The keys where ranges retrieve, and the rows attended to.
         let scored = if what == "share" { 0 } else { step.bytes / 2 };
-        let bytes = scored + step.bytes * (sinks + top + locals) / sizes[1];
+        let bytes = scored + step.bytes * (sinks + top + locals) / tokens;
         let work = [bytes as f64, 0.0];
         each(bench, &task, step.pools.len(), work, &strategies, |i, strategy| {
             let options = CisSelectOptions {
@@ -212,7 +273,7 @@ fn cis(bench: &mut KernelBench<'_>, sizes: [usize; 2]) -> anyhow::Result<()> {
                 reduction: ScoreReduction::Sum,
                 similarity: SimilarityReduction::Mean,
                 hidden: Share::default(),
-                longest: Some(sizes[1]),
+                longest: Some(tokens),
                 measures: false,
                 strategy,
             };

@@ -4,8 +4,9 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
 
 use super::DecodeConfig;
+use crate::backend::optional::{OptionalFloat, OptionalInt};
 
-/// The arguments of decode attention. A tensor that `config` does not use may be any tensor.
+/// The arguments of decode attention.
 #[derive(ExtensionType)]
 pub(crate) struct DecodeArgs<B: Backend> {
     /// `[B, Hq, D]`
@@ -15,15 +16,18 @@ pub(crate) struct DecodeArgs<B: Backend> {
     /// `[S, D]`
     pub(crate) values: FloatTensor<B>,
     /// `[S]`
-    pub(crate) log_weights: FloatTensor<B>,
+    #[extension_type]
+    pub(crate) log_weights: OptionalFloat<B>,
     /// Weights of the values alone, `[S]`.
-    pub(crate) numerators: FloatTensor<B>,
+    #[extension_type]
+    pub(crate) numerators: OptionalFloat<B>,
     /// `[B, Hkv]`
     pub(crate) offsets: IntTensor<B>,
     /// `[B, Hkv]`
     pub(crate) lengths: IntTensor<B>,
     /// A row for each key-value head: the start of its window, its listed slots, or its index set.
-    pub(crate) view: IntTensor<B>,
+    #[extension_type]
+    pub(crate) view: OptionalInt<B>,
     pub(crate) config: DecodeConfig,
 }
 

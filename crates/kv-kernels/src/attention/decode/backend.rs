@@ -65,20 +65,20 @@ mod cpu {
             let ranges = self.offsets.layout().shape().clone();
             let (query_heads, head_dim, kv_heads) = (shape[1], shape[2], ranges[1]);
             let group = query_heads / kv_heads;
-            let features = self.config.features;
-            let [query, keys, values, log_weights, numerators] =
-                [self.query, self.keys, self.values, self.log_weights, self.numerators]
+            let [query, keys, values, offsets, lengths] =
+                [self.query, self.keys, self.values, self.offsets, self.lengths]
                     .map(|tensor| tensor.to_contiguous());
-            let [offsets, lengths, view] =
-                [self.offsets, self.lengths, self.view].map(|tensor| tensor.to_contiguous());
-            let view = slice::<i32>(&view);
+            let [log_weights, numerators] = [&self.log_weights, &self.numerators]
+                .map(|tensor| tensor.as_ref().map(FlexTensor::to_contiguous));
+            let view = self.view.as_ref().map(FlexTensor::to_contiguous);
+            let view = view.as_ref().map_or(&[][..], slice::<i32>);
             let problem = Problem {
                 query: slice::<E>(&query),
                 keys: slice::<E>(&keys),
                 values: slice::<E>(&values),
-                log_weights: features.weighted.then(|| slice::<f32>(&log_weights)),
-                numerators: features.numerators.then(|| slice::<f32>(&numerators)),
-                view: match features.view {
+                log_weights: log_weights.as_ref().map(slice::<f32>),
+                numerators: numerators.as_ref().map(slice::<f32>),
+                view: match self.config.features.view {
                     ViewKind::All => View::All,
                     ViewKind::Window => View::Window { sinks: self.config.sinks, starts: view },
                     ViewKind::List => View::List(view),

@@ -28,16 +28,15 @@ pub(crate) struct Evicts {
     pub(crate) log_norms: CubeTensor,
     /// Slots that each head may hold, `[B, Hkv]`.
     pub(crate) limits: CubeTensor,
-    /// Slots of the newest tokens, `[B, Hkv]`. Where the attention kernel decides, it replaces them
-    /// by the slots that the next tokens are written to.
+    /// Slots of the newest tokens, `[B, Hkv]`. Where the attention's launch evicts, it replaces
+    /// them by the slots that the next tokens are written to.
     pub(crate) write_slots: CubeTensor,
     /// Counters of a sequence's arrivals, `[B, ARRIVALS]`, 0 before and after the kernel.
     pub(crate) arrivals: CubeTensor,
     /// Whether the newest token is no candidate.
     pub(crate) spares_newest: bool,
-    /// Whether no sinks or recents are kept, and no importances are returned. Otherwise the
-    /// attention kernel may not decide.
-    pub(crate) alone: bool,
+    /// Whether the attention's launch evicts. Otherwise a launch behind does.
+    pub(crate) in_launch: bool,
     /// Heads of a sequence that evict one common slot, or 0 where each head evicts its own.
     pub(crate) together: usize,
 }

@@ -14,7 +14,7 @@ use super::eviction::Evicts;
 use super::kernel_args::{
     AttendedRangesLaunch, DecodeOutputsLaunch, HeadOutputsLaunch, QueriesLaunch, WeightedPoolLaunch,
 };
-use super::plan::{CLUSTER_PLANES, Kernel, cluster, portable, room, splits, tensor_core};
+use super::plan::{Kernel, Layout, portable, tensor_core};
 use super::strategy::{DecodeShape, DecodeStrategy};
 use super::subgroup_softmax::ThreadGroup;
 use super::{DecodeConfig, ViewKind, normalise, plain, tensor_core, together};
@@ -39,26 +39,34 @@ pub(crate) struct Attended {
     pub(crate) group: usize,
     /// Whether the parts are still to be combined.
     pub(crate) split: bool,
-    /// Whether the output is whole and the next slots are written, so that no kernel needs to
-    /// follow.
-    pub(crate) decided: bool,
 }
 
-/// How ranges are split, and by which kernel they are attended to.
+/// How ranges are split, by which kernel they are attended to, and where sums and logits go.
 struct Plan {
-    /// Parts of a range.
-    splits: usize,
-    kernel: Kernel,
-    /// The 32-bit numbers of shared memory that a cube takes, at least.
-    room: usize,
+    layout: Layout,
     logits: LogitsSink,
     parts: KvSplit,
+}
+
+/// A call whose tensors have no gaps between rows. What is absent has the query in its place.
+struct Call {
+    query: CubeTensor,
+    keys: CubeTensor,
+    values: CubeTensor,
+    log_weights: CubeTensor,
+    numerators: CubeTensor,
+    offsets: CubeTensor,
+    lengths: CubeTensor,
+    view: CubeTensor,
+    /// Numbers of a row of the view.
+    width: usize,
+    config: DecodeConfig,
 }
 
 impl DecodeArgs<CubeBackend> {
     /// Runs the call; returns output, log-sum-exp, and probabilities or logits.
     pub(crate) fn run(self) -> DecodeTensors<CubeBackend> {
-        let call = self.packed();
+        let call = Call::new(self);
         let features = call.config.features;
         let scores = match features.scores {
             // Zeros: kernels do not write slots that are not attended to.
@@ -78,23 +86,29 @@ impl DecodeArgs<CubeBackend> {
         DecodeTensors { output, log_sum_exp, scores }
     }
 
-    /// Attends, and evicts in the same launch where that is possible. Otherwise leaves the logits
+    /// Attends, and evicts in the same launch where `evicts` says so. Otherwise leaves the logits
     /// and the partial sums of all heads, even of heads in one part.
     pub(crate) fn run_evicting(self, evicts: &Evicts) -> Attended {
-        self.packed().attend(None, Some(evicts))
+        Call::new(self).attend(None, Some(evicts))
     }
+}
 
-    fn packed(self) -> Self {
+impl Call {
+    fn new(args: DecodeArgs<CubeBackend>) -> Self {
+        let query = into_contiguous(args.query);
+        let total_kv_heads = args.offsets.shape().num_elements();
+        let numbers = args.view.as_ref().map_or(0, |view| view.shape().num_elements());
         Self {
-            query: into_contiguous(self.query),
-            keys: into_contiguous(self.keys),
-            values: into_contiguous(self.values),
-            log_weights: into_contiguous(self.log_weights),
-            numerators: into_contiguous(self.numerators),
-            offsets: into_contiguous(self.offsets),
-            lengths: into_contiguous(self.lengths),
-            view: into_contiguous(self.view),
-            config: self.config,
+            keys: into_contiguous(args.keys),
+            values: into_contiguous(args.values),
+            log_weights: args.log_weights.or_stand_in(&query),
+            numerators: args.numerators.or_stand_in(&query),
+            offsets: into_contiguous(args.offsets),
+            lengths: into_contiguous(args.lengths),
+            view: args.view.or_stand_in(&query),
+            width: numbers / total_kv_heads,
+            config: args.config,
+            query,
         }
     }
 
@@ -105,10 +119,6 @@ impl DecodeArgs<CubeBackend> {
     fn group(&self) -> usize {
         let [batch, query_heads, _] = self.query.shape().dims();
         batch * query_heads / self.total_kv_heads()
-    }
-
-    fn width(&self) -> usize {
-        self.view.shape().num_elements() / self.total_kv_heads().max(1)
     }
 
     fn scores_shape(&self) -> [usize; 2] {
@@ -126,13 +136,12 @@ impl DecodeArgs<CubeBackend> {
         let (total_kv_heads, group) = (self.total_kv_heads(), self.group());
         let DecodeConfig { scale, features, .. } = self.config;
 
-        let plan = self.plan(evicts);
-        let Plan { splits, kernel: chosen, room, logits, parts } = plan;
-        let deciding = evicts.filter(|_| matches!(logits, LogitsSink::ArgminInPlace { .. }));
-        let decided = deciding.is_some();
+        let Plan { layout, logits, parts } = self.plan(evicts);
+        let Layout { splits, kernel: chosen, room } = layout;
+        let deciding = evicts.filter(|evicts| evicts.in_launch);
         let split = parts == KvSplit::Global;
         let scores = scores.unwrap_or_else(|| {
-            let shape = if decided { [1, 1] } else { self.scores_shape() };
+            let shape = if deciding.is_some() { [1, 1] } else { self.scores_shape() };
             empty_like(query, Shape::from(shape), DType::F32)
         });
         let output = empty_like(query, query.shape(), query.dtype);
@@ -229,7 +238,7 @@ impl DecodeArgs<CubeBackend> {
                 ),
             }
         }
-        Attended { output, log_sum_exp, scores, partial, stats, splits, group, split, decided }
+        Attended { output, log_sum_exp, scores, partial, stats, splits, group, split }
     }
 
     /// The head ranges, each in `splits` parts, as a kernel's argument.
@@ -240,7 +249,7 @@ impl DecodeArgs<CubeBackend> {
             self.view.clone().into_buffer_arg(),
             self.total_kv_heads(),
             splits,
-            self.width(),
+            self.width,
             self.config.sinks,
         )
     }
@@ -258,40 +267,28 @@ impl DecodeArgs<CubeBackend> {
             longest,
             listed: self.listed(),
             weighted: self.config.features.weighted,
-            evicts: evicts.is_some(),
         };
         let strategy = strategy.or_chosen(&device, &shape);
         let kernel = match strategy {
             DecodeStrategy::Portable => portable(query, head_dim, self.group()),
             _ => tensor_core(head_dim),
         };
-        if strategy == DecodeStrategy::TensorCoreCluster
-            && let Some(joined) = self.joined(&device, kernel, evicts)
-        {
-            return joined;
-        }
-        let (splits, chosen) = splits(device.processors, kernel, total_kv_heads, longest);
-        let room = room(&device, chosen);
-        let logits = self.logits(chosen, splits, false, room, evicts);
-        let decided = evicts.is_none() || matches!(logits, LogitsSink::ArgminInPlace { .. });
-        let parts = if splits > 1 || !decided { KvSplit::Global } else { KvSplit::None };
-        Plan { splits, kernel: chosen, room, logits, parts }
-    }
-
-    /// The plan in which clusters join the parts of a range; `None` where clusters do not serve.
-    fn joined(
-        &self,
-        device: &DeviceTraits,
-        kernel: Kernel,
-        evicts: Option<&Evicts>,
-    ) -> Option<Plan> {
-        let splits = cluster(device, self.total_kv_heads(), self.config.longest)?;
-        let Kernel::TensorCore { words, .. } = kernel else { return None };
-        let kernel = Kernel::TensorCore { words, planes: CLUSTER_PLANES };
-        let room = room(device, kernel);
-        let logits = self.logits(kernel, splits, true, room, evicts);
-        let decided = evicts.is_none() || matches!(logits, LogitsSink::ArgminInPlace { .. });
-        decided.then_some(Plan { splits, kernel, room, logits, parts: KvSplit::Cluster(splits) })
+        let clustered = match strategy {
+            DecodeStrategy::TensorCoreCluster => {
+                Layout::clustered(&device, kernel, total_kv_heads, longest)
+            }
+            _ => None,
+        };
+        let layout =
+            clustered.unwrap_or_else(|| Layout::of(&device, kernel, total_kv_heads, longest));
+        // The kernel that evicts behind the attention takes the sums of parts, of a single one too.
+        let evicts_behind = evicts.is_some_and(|evicts| !evicts.in_launch);
+        let parts = match clustered {
+            Some(Layout { splits, .. }) => KvSplit::Cluster(splits),
+            None if layout.splits > 1 || evicts_behind => KvSplit::Global,
+            None => KvSplit::None,
+        };
+        Plan { layout, logits: self.logits(&layout, evicts), parts }
     }
 
     /// Whether the query attends to listed slots.
@@ -306,32 +303,20 @@ impl DecodeArgs<CubeBackend> {
     }
 
     /// Where the kernel leaves logits: in shared memory where it has room.
-    fn logits(
-        &self,
-        kernel: Kernel,
-        splits: usize,
-        joined: bool,
-        room: usize,
-        evicts: Option<&Evicts>,
-    ) -> LogitsSink {
+    fn logits(&self, layout: &Layout, evicts: Option<&Evicts>) -> LogitsSink {
         let DecodeConfig { features, longest, .. } = self.config;
-        let (group, [_, _, head_dim]) = (self.group(), self.query.shape().dims());
-        let Kernel::TensorCore { planes, .. } = kernel else { return LogitsSink::Global };
-        if !features.scores {
-            return LogitsSink::None;
-        }
-        // Shared memory holds the sums of all planes, then the logits of a part in whole tiles,
-        // with a gap between query heads.
-        let part = longest.div_ceil(splits).next_multiple_of(blueprint::MMA_KEYS);
-        let collected = (planes * head_dim + blueprint::stride_of(part)) * group;
-        if features.view != ViewKind::All || collected > room {
-            return LogitsSink::Global;
-        }
+        let [_, _, head_dim] = self.query.shape().dims();
         match evicts {
-            Some(&Evicts { spares_newest, alone: true, together, .. }) if splits == 1 || joined => {
+            Some(&Evicts { in_launch: true, spares_newest, together, .. }) => {
                 LogitsSink::ArgminInPlace { spares_newest, together }
             }
-            _ => LogitsSink::Shared,
+            _ if !features.scores => LogitsSink::None,
+            _ if features.view == ViewKind::All
+                && layout.holds_logits(self.group(), head_dim, longest) =>
+            {
+                LogitsSink::Shared
+            }
+            _ => LogitsSink::Global,
         }
     }
 

@@ -57,7 +57,7 @@ pub(crate) mod tensor_core;
 pub(crate) mod together;
 
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::Tensor;
 
 use crate::backend::check::Check;
 use crate::{KernelError, SlotRanges};
@@ -141,24 +141,18 @@ pub fn decode_attention(
         longest: config.longest,
         listed: matches!(view.kind, ViewKind::List | ViewKind::Sets),
         weighted: config.features.weighted,
-        evicts: false,
     };
     check.strategy(options.strategy, query.dtype(), &shape)?;
-    // A backend extension takes no optional tensors. Any tensor serves where none is read.
-    let device = query.device();
-    let none = || Tensor::<1>::empty([1], (&device, DType::F32));
-    let view_slots =
-        view.slots.unwrap_or_else(|| Tensor::<1, Int>::empty([1], (&device, DType::I32)));
     let lengths = view.lengths.unwrap_or_else(|| ranges.lengths.clone());
     let attended = <Dispatch as DecodeAttentionOps>::decode_attention(DecodeArgs {
         query: query.into_dispatch(),
         keys: keys.into_dispatch(),
         values: values.into_dispatch(),
-        log_weights: log_weights.unwrap_or_else(none).into_dispatch(),
-        numerators: options.numerator_weights.unwrap_or_else(none).into_dispatch(),
+        log_weights: log_weights.into(),
+        numerators: options.numerator_weights.into(),
         offsets: ranges.offsets.clone().into_dispatch(),
         lengths: lengths.into_dispatch(),
-        view: view_slots.into_dispatch(),
+        view: view.slots.into(),
         config,
     });
     let scores = || Tensor::from_dispatch(attended.scores.clone());

@@ -64,6 +64,51 @@ pub(crate) fn room(device: &DeviceTraits, kernel: Kernel) -> usize {
     }
 }
 
+/// The parts of each range, and the kernel that attends to them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// Parts of a range.
+    pub(crate) splits: usize,
+    pub(crate) kernel: Kernel,
+    /// The 32-bit numbers of shared memory that a cube takes, at least.
+    pub(crate) room: usize,
+}
+
+impl Layout {
+    /// The layout in which a launch behind joins the parts of a range, where there are several.
+    pub(crate) fn of(
+        device: &DeviceTraits,
+        kernel: Kernel,
+        total_kv_heads: usize,
+        longest: usize,
+    ) -> Self {
+        let (splits, kernel) = splits(device.processors, kernel, total_kv_heads, longest);
+        Self { splits, kernel, room: room(device, kernel) }
+    }
+
+    /// The layout in which clusters join the parts of a range in the attention's launch; `None`
+    /// where the device or the ranges do not allow clusters.
+    pub(crate) fn clustered(
+        device: &DeviceTraits,
+        kernel: Kernel,
+        total_kv_heads: usize,
+        longest: usize,
+    ) -> Option<Self> {
+        let Kernel::TensorCore { words, .. } = kernel else { return None };
+        let splits = cluster(device, total_kv_heads, longest)?;
+        let kernel = Kernel::TensorCore { words, planes: CLUSTER_PLANES };
+        Some(Self { splits, kernel, room: room(device, kernel) })
+    }
+
+    /// Whether shared memory holds the sums of all planes and the logits of a part.
+    pub(crate) fn holds_logits(&self, group: usize, head_dim: usize, longest: usize) -> bool {
+        let Kernel::TensorCore { planes, .. } = self.kernel else { return false };
+        // Logits lie in whole tiles, with a gap between query heads.
+        let part = longest.div_ceil(self.splits).next_multiple_of(blueprint::MMA_KEYS);
+        (planes * head_dim + blueprint::stride_of(part)) * group <= self.room
+    }
+}
+
 /// How many parts each of `total_kv_heads` ranges of up to `longest` slots has, and the kernel with
 /// its planes a cube.
 pub(crate) fn splits(
@@ -116,7 +161,7 @@ const CLUSTERS: RangeInclusive<usize> = 2..=LARGEST_CLUSTER;
 const MOST_MORE: [usize; 2] = [300, 200];
 
 /// Planes of a cube of a cluster. Such a cube has a processor to itself.
-pub(super) const CLUSTER_PLANES: usize = 2 * blueprint::PLANES;
+const CLUSTER_PLANES: usize = 2 * blueprint::PLANES;
 
 /// The cubes of a cluster that joins the parts of a range in one launch; `None` where the device or
 /// the ranges do not allow clusters.

@@ -34,8 +34,6 @@ pub(crate) struct DecodeShape {
     pub(crate) listed: bool,
     /// Whether slots have weights.
     pub(crate) weighted: bool,
-    /// Whether a slot is chosen to be given up.
-    pub(crate) evicts: bool,
 }
 
 impl Strategy for DecodeStrategy {
@@ -50,20 +48,19 @@ impl Strategy for DecodeStrategy {
         if Self::TensorCore.obstacle(device, shape).is_some() {
             return Self::Portable;
         }
-        let DecodeShape { total_kv_heads, longest, listed, weighted, evicts, .. } = *shape;
+        let DecodeShape { total_kv_heads, longest, listed, weighted, .. } = *shape;
         let processors = device.processors;
         // One cube of twice the planes does what two parts would.
         if plan::parts(processors, total_kv_heads, longest) <= 2 {
             return Self::TensorCore;
         }
-        // Clusters spare the launch that joins parts: 31.3 µs became 29.4 at 8x32x8x3200, and with
-        // the choice of an eviction 15.9 became 12.4 at 1x32x8x3200 (docs/results/kernels.md).
+        // Clusters spare the launch that joins parts: 31.3 µs became 29.4 at 8x32x8x3200
+        // (docs/results/kernels.md).
         let Some(cubes) = plan::cluster(device, total_kv_heads, longest) else {
             return Self::TensorCore;
         };
-        // The kernel that decides behind written parts reads their logits once more.
         let reads_more = listed || weighted;
-        let pays = evicts || plan::pays(processors, cubes, total_kv_heads, longest, reads_more);
+        let pays = plan::pays(processors, cubes, total_kv_heads, longest, reads_more);
         if pays { Self::TensorCoreCluster } else { Self::TensorCore }
     }
 
@@ -71,23 +68,11 @@ impl Strategy for DecodeStrategy {
     fn obstacle(self, device: &DeviceTraits, shape: &DecodeShape) -> Option<&'static str> {
         match self {
             Self::Auto | Self::Portable => None,
-            _ if !device.multiplies => {
-                Some("the device has no matrix instructions for this dtype in planes of 32 units")
-            }
-            _ if !shape.head_dim.is_multiple_of(32) => {
-                Some("matrix instructions take head dims that are multiples of 32")
-            }
-            Self::TensorCore => None,
-            Self::TensorCoreCluster if !device.clusters => {
-                Some("the device has no clusters of cubes")
-            }
-            Self::TensorCoreCluster => {
+            Self::TensorCore => device.lacks_products(shape.head_dim),
+            Self::TensorCoreCluster => device.lacks_products(shape.head_dim).or_else(|| {
                 let cubes = plan::cluster(device, shape.total_kv_heads, shape.longest);
-                cubes.is_none().then_some(
-                    "ranges are too short for the cubes of a cluster, or too many for clusters \
-                     that are under way at once",
-                )
-            }
+                device.lacks_clusters(cubes.is_some())
+            }),
         }
     }
 }
@@ -98,23 +83,13 @@ mod tests {
 
     #[test]
     fn strategies_follow_device_and_shape() {
-        let hopper = DeviceTraits {
-            processors: 132,
-            plane: 32,
-            units: 1_024,
-            multiplies: true,
-            reads_16_bytes: true,
-            clusters: true,
-            shared_memory: 227 << 10,
-            hopper: true,
-        };
+        let hopper = DeviceTraits::H100;
         let shape = DecodeShape {
             head_dim: 128,
             total_kv_heads: 8,
             longest: 1_200,
             listed: false,
             weighted: false,
-            evicts: false,
         };
         let choose = DecodeStrategy::choose;
         assert_eq!(choose(&hopper, &shape), DecodeStrategy::TensorCoreCluster);
@@ -122,11 +97,9 @@ mod tests {
         assert_eq!(choose(&older, &shape), DecodeStrategy::TensorCore);
         let none = DeviceTraits { multiplies: false, ..older };
         assert_eq!(choose(&none, &shape), DecodeStrategy::Portable);
-        // Two parts are one of twice the planes, which a slot that is given up does not change.
-        for evicts in [false, true] {
-            let two = DecodeShape { longest: 300, evicts, ..shape };
-            assert_eq!(choose(&hopper, &two), DecodeStrategy::TensorCore);
-        }
+        // Two parts are one of twice the planes.
+        let two = DecodeShape { longest: 300, ..shape };
+        assert_eq!(choose(&hopper, &two), DecodeStrategy::TensorCore);
         // Heads that fill the device, ranges too short for a cluster, rows that no product takes.
         let many = DecodeShape { total_kv_heads: 256, ..shape };
         assert_eq!(choose(&hopper, &many), DecodeStrategy::TensorCore);

@@ -4,8 +4,9 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
 
 use super::EvictionConfig;
+use crate::backend::optional::{OptionalFloat, OptionalInt};
 
-/// The arguments of an evicting attention. A tensor that `config` does not use may be any tensor.
+/// The arguments of an evicting attention.
 #[derive(ExtensionType)]
 pub(crate) struct EvictingArgs<B: Backend> {
     /// `[B, Hq, D]`
@@ -15,7 +16,8 @@ pub(crate) struct EvictingArgs<B: Backend> {
     /// `[S, D]`
     pub(crate) values: FloatTensor<B>,
     /// `[S]`
-    pub(crate) log_weights: FloatTensor<B>,
+    #[extension_type]
+    pub(crate) log_weights: OptionalFloat<B>,
     /// `[S]`
     pub(crate) log_norms: FloatTensor<B>,
     /// `[B, Hkv]`
@@ -29,10 +31,12 @@ pub(crate) struct EvictingArgs<B: Backend> {
     pub(crate) write_slots: IntTensor<B>,
     /// Counters, `[B, ARRIVALS]`, 0 before and after the call.
     pub(crate) arrivals: IntTensor<B>,
-    /// `[S]`
-    pub(crate) positions: IntTensor<B>,
-    /// `[B]`
-    pub(crate) now: IntTensor<B>,
+    /// `[S]`, where sinks and recents are kept.
+    #[extension_type]
+    pub(crate) positions: OptionalInt<B>,
+    /// `[B]`, where sinks and recents are kept.
+    #[extension_type]
+    pub(crate) now: OptionalInt<B>,
     pub(crate) config: EvictionConfig,
 }
 

@@ -34,6 +34,7 @@ mod cpu {
     use crate::attention::evicting::args::{Evicted, EvictingArgs};
     use crate::attention::evicting::reference::{Decision, HostGuard};
     use crate::backend::host_buffers::slice;
+    use crate::backend::optional::{OptionalFloat, OptionalInt};
 
     impl EvictingAttentionOps for Flex {
         fn evicting_attention(args: EvictingArgs<Self>) -> Evicted<Self> {
@@ -44,24 +45,21 @@ mod cpu {
                 query: args.query,
                 keys: args.keys,
                 values: args.values,
-                numerators: args.log_weights.clone(),
                 log_weights: args.log_weights,
+                numerators: OptionalFloat::Absent,
                 offsets: args.offsets.clone(),
                 lengths: args.lengths.clone(),
-                view: args.lengths.clone(),
+                view: OptionalInt::Absent,
                 config: config.attention,
             };
             let DecodeTensors { output, log_sum_exp, scores: logits } =
                 attention.solve(Scores::Logits);
-            let [offsets, lengths, limits, write_slots, positions, now] = [
-                args.offsets,
-                args.lengths,
-                args.limits,
-                args.write_slots,
-                args.positions,
-                args.now,
-            ]
-            .map(|tensor| tensor.to_contiguous());
+            let [offsets, lengths, limits, write_slots] =
+                [args.offsets, args.lengths, args.limits, args.write_slots]
+                    .map(|tensor| tensor.to_contiguous());
+            let guard = args.positions.into_option().zip(args.now.into_option());
+            let guard =
+                guard.map(|(positions, now)| [positions.to_contiguous(), now.to_contiguous()]);
             let log_norms = args.log_norms.to_contiguous();
             let decision = Decision {
                 logits: slice::<f32>(&logits),
@@ -72,9 +70,9 @@ mod cpu {
                 limits: slice::<i32>(&limits),
                 newest: slice::<i32>(&write_slots),
                 spares_newest: config.spares_newest,
-                guard: config.guarded.then(|| HostGuard {
-                    positions: slice::<i32>(&positions),
-                    now: slice::<i32>(&now),
+                guard: guard.as_ref().map(|[positions, now]| HostGuard {
+                    positions: slice::<i32>(positions),
+                    now: slice::<i32>(now),
                     sinks: config.sinks,
                     recents: config.recents,
                 }),

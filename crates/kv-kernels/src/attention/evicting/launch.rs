@@ -16,6 +16,7 @@ use super::kernel::{
 use crate::attention::decode::args::DecodeArgs;
 use crate::attention::decode::eviction::Evicts;
 use crate::backend::client::{elem_type, empty_like, grid, processors, widest_cube};
+use crate::backend::optional::{OptionalFloat, OptionalInt};
 
 /// Units of a cube that decides for a head, where there are many heads.
 const UNITS: usize = 256;
@@ -58,7 +59,7 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
     let client = query.client.clone();
     let longest = config.attention.longest;
     let together = config.scope == EvictionScope::Layer;
-    let alone = !config.guarded && !config.importance;
+    let in_launch = config.strategy.evicts_in_launch();
     let log_norms = into_contiguous(eviction.log_norms);
     let [limits, write_slots, arrivals] =
         [eviction.limits, eviction.write_slots, eviction.arrivals].map(into_contiguous);
@@ -68,19 +69,18 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
         write_slots: write_slots.clone(),
         arrivals: arrivals.clone(),
         spares_newest: config.spares_newest,
-        alone,
+        in_launch,
         together: if together { kv_heads } else { 0 },
     };
     let attention = DecodeArgs::<CubeBackend> {
         query: eviction.query,
         keys: eviction.keys,
         values: eviction.values,
-        // The attention reads neither numerators nor a view.
-        numerators: eviction.log_weights.clone(),
         log_weights: eviction.log_weights,
+        numerators: OptionalFloat::Absent,
         offsets: eviction.offsets.clone(),
         lengths: eviction.lengths.clone(),
-        view: eviction.lengths.clone(),
+        view: OptionalInt::Absent,
         config: config.attention,
     };
     let attended = attention.run_evicting(&evicts);
@@ -88,9 +88,9 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
     // Heads that evict one common slot sum their importances.
     let importance = config.importance || together;
     let slots = log_norms.shape().num_elements();
-    let shape = Shape::from([if importance && !attended.decided { slots } else { 1 }]);
+    let shape = Shape::from([if importance && !in_launch { slots } else { 1 }]);
     let importances = empty_like(&query, shape, DType::F32);
-    if attended.decided {
+    if in_launch {
         let output = attended.output;
         return Evicted { output, write_slots, arrivals, importance: importances };
     }
@@ -115,8 +115,9 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
         importance,
         rules,
     };
-    let [offsets, lengths, positions, now] =
-        [eviction.offsets, eviction.lengths, eviction.positions, eviction.now].map(into_contiguous);
+    let [offsets, lengths] = [eviction.offsets, eviction.lengths].map(into_contiguous);
+    let [positions, now] =
+        [eviction.positions, eviction.now].map(|tensor| tensor.or_stand_in(&offsets));
     let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
     let heads = || {
         let (offsets, lengths) = (arg(&offsets), arg(&lengths));

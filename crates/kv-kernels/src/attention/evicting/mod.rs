@@ -6,10 +6,9 @@
 //! slots, and no value is read twice. Importances are compared as logarithms. The paper leaves out
 //! the softmax's maximum; logarithms also tell very large and very small logits apart.
 //!
-//! On CubeCL devices the kernel of [`crate::decode_attention`] attends. It also evicts, where a
-//! cube or a cluster has a whole head and room for its logits: for its own head, or, in the cube
-//! that arrives last, for all heads of the sequence. Elsewhere it leaves logits, and `kernel.rs`
-//! combines the parts of heads and evicts.
+//! On CubeCL devices the kernel of [`crate::decode_attention`] attends. It also evicts, where
+//! `strategy.rs` says so: for its own head, or, in the cube that arrives last, for all heads of the
+//! sequence. Elsewhere it leaves logits, and `kernel.rs` combines the parts of heads and evicts.
 
 mod args;
 mod backend;
@@ -21,7 +20,7 @@ mod reference;
 mod strategy;
 
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 
 use super::decode::strategy::DecodeShape;
 use super::decode::{self, DecodeConfig, Features, ViewKind};
@@ -29,6 +28,7 @@ use crate::backend::check::Check;
 use crate::{KernelError, SlotRanges};
 use args::EvictingArgs;
 use backend::EvictingAttentionOps;
+use strategy::EvictionShape;
 
 pub use crate::components::sentinels::LOWEST_NORM;
 pub use strategy::EvictionStrategy;
@@ -94,7 +94,7 @@ pub struct EvictionOptions {
     pub guard: Option<Guard>,
     /// Also return every slot's importance.
     pub importance: bool,
-    /// The kernel that attends.
+    /// The kernel that attends, and the one that evicts.
     pub strategy: EvictionStrategy,
 }
 
@@ -130,7 +130,7 @@ pub fn evicting_attention(
     options: EvictionOptions,
 ) -> Result<EvictingOutput, KernelError> {
     let HeldSlots { log_norms: norms, limits, places, arrivals } = held;
-    let [batch, _, head_dim] = query.dims();
+    let [batch, query_heads, head_dim] = query.dims();
     let [slots, _] = keys.dims();
     let [_, kv_heads] = ranges.offsets.dims();
     let check = Check::new(OP, &query);
@@ -151,6 +151,19 @@ pub fn evicting_attention(
         check.int("now", &guard.now)?;
     }
 
+    let longest = options.longest.unwrap_or(slots).min(slots);
+    let shape = EvictionShape {
+        attention: DecodeShape {
+            head_dim,
+            total_kv_heads: batch * kv_heads,
+            longest,
+            listed: false,
+            weighted: log_weights.is_some(),
+        },
+        group: query_heads / kv_heads,
+        alone: options.guard.is_none() && !options.importance,
+    };
+    let strategy = check.chosen(options.strategy, query.dtype(), &shape)?;
     let attention = DecodeConfig {
         scale: options.scale.unwrap_or_else(|| 1.0 / (head_dim as f32).sqrt()),
         features: Features {
@@ -160,20 +173,11 @@ pub fn evicting_attention(
             scores: true,
             view: ViewKind::All,
         },
-        longest: options.longest.unwrap_or(slots).min(slots),
+        longest,
         sinks: 0,
         raw: true,
-        strategy: options.strategy.attention(),
+        strategy: strategy.attention(),
     };
-    let shape = DecodeShape {
-        head_dim,
-        total_kv_heads: batch * kv_heads,
-        longest: attention.longest,
-        listed: false,
-        weighted: attention.features.weighted,
-        evicts: true,
-    };
-    check.strategy(options.strategy, query.dtype(), &shape)?;
     let protected = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
     let guard = options.guard.as_ref();
     let config = EvictionConfig {
@@ -184,26 +188,22 @@ pub fn evicting_attention(
         spares_newest: !options.evict_newest,
         scope: options.scope,
         importance: options.importance,
+        strategy,
     };
-    // A backend extension takes no optional tensors. Any tensor serves where none is read.
-    let device = query.device();
-    let none = || Tensor::<1, Int>::empty([1], (&device, DType::I32));
-    let (positions, now) =
-        options.guard.map_or_else(|| (none(), none()), |guard| (guard.positions, guard.now));
-    let log_weights = log_weights.unwrap_or_else(|| Tensor::<1>::empty([1], (&device, DType::F32)));
+    let (positions, now) = options.guard.map(|guard| (guard.positions, guard.now)).unzip();
     let evicted = <Dispatch as EvictingAttentionOps>::evicting_attention(EvictingArgs {
         query: query.into_dispatch(),
         keys: keys.into_dispatch(),
         values: values.into_dispatch(),
-        log_weights: log_weights.into_dispatch(),
+        log_weights: log_weights.into(),
         log_norms: norms.into_dispatch(),
         offsets: ranges.offsets.clone().into_dispatch(),
         lengths: ranges.lengths.clone().into_dispatch(),
         limits: limits.into_dispatch(),
         write_slots: check.take_ints(places).into_dispatch(),
         arrivals: check.take_ints(arrivals).into_dispatch(),
-        positions: positions.into_dispatch(),
-        now: now.into_dispatch(),
+        positions: positions.into(),
+        now: now.into(),
         config,
     });
     *places = Tensor::from_dispatch(evicted.write_slots);
@@ -225,4 +225,5 @@ pub(crate) struct EvictionConfig {
     pub(crate) spares_newest: bool,
     pub(crate) scope: EvictionScope,
     pub(crate) importance: bool,
+    pub(crate) strategy: EvictionStrategy,
 }

@@ -69,9 +69,13 @@ const LAUNCH: usize = 256;
 const MOST_WAVES: usize = 4;
 
 impl Plan {
-    /// The layout and number of parts with the fewest tiles one after another; `None` where no
-    /// layout has room.
-    pub(super) fn tiles(device: &DeviceTraits, shape: &SketchShape) -> Option<Self> {
+    /// The layout and number of parts with the fewest tiles one after another, among those whose
+    /// parts meet in a way that `serves`; `None` where there is none.
+    pub(super) fn tiles(
+        device: &DeviceTraits,
+        shape: &SketchShape,
+        serves: impl Fn(KvSplit) -> bool,
+    ) -> Option<Self> {
         let SketchShape { head_dim, total_kv_heads, group, longest, .. } = *shape;
         let room = device.shared_memory;
         // One entry more, of zeros.
@@ -94,17 +98,21 @@ impl Plan {
         for &(planes, each) in layouts.iter().filter(|&&layout| fits(layout, staged)) {
             let at_once = device.processors * each;
             for splits in 1..=(at_once / total_kv_heads).min(tiles.div_ceil(planes)).max(1) {
-                let (parts, joining) = match splits {
-                    1 => (KvSplit::None, 0),
-                    _ if joins(splits, each) => (KvSplit::Cluster(splits), JOINING[0]),
-                    _ => (KvSplit::Global, JOINING[1]),
-                };
                 let waves = (total_kv_heads * splits).div_ceil(at_once);
-                let steps = 2 * waves * tiles.div_ceil(splits * planes) + joining;
-                if steps < fewest {
-                    fewest = steps;
-                    let kernel = Kernel::Tiles { planes };
-                    best = Some(Self { kernel, splits, parts, staged });
+                let steps = 2 * waves * tiles.div_ceil(splits * planes);
+                let ways = match splits {
+                    1 => [Some((KvSplit::None, 0)), None],
+                    _ => [
+                        joins(splits, each).then_some((KvSplit::Cluster(splits), JOINING[0])),
+                        Some((KvSplit::Global, JOINING[1])),
+                    ],
+                };
+                for (parts, joining) in ways.into_iter().flatten() {
+                    if serves(parts) && steps + joining < fewest {
+                        fewest = steps + joining;
+                        let kernel = Kernel::Tiles { planes };
+                        best = Some(Self { kernel, splits, parts, staged });
+                    }
                 }
             }
         }

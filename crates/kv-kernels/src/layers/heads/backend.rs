@@ -51,10 +51,11 @@ mod cpu {
     use burn_flex::FlexTensor;
 
     use super::HeadsOps;
-    use crate::backend::host_buffers::{owned, rounded, rounding, slice, wide};
+    use crate::backend::host_buffers::{owned, rounded, rounding, slice, slice_mut, wide};
+    use crate::backend::optional::OptionalFloat;
+    use crate::layers::heads::HeadConfig;
     use crate::layers::heads::args::{PlacementArgs, Projection, Written};
     use crate::layers::heads::reference::Tokens;
-    use crate::layers::heads::{HeadConfig, PlacementKind};
     use crate::slots::norms::log_norm;
     use crate::slots::pool::SlotPools;
     use crate::slots::scatter_rows::backend::ScatterRowsOps;
@@ -93,18 +94,15 @@ mod cpu {
             let query = rounded(new.heads(0, query_heads, 1), shape, dtype);
 
             let mut lengths = owned(places.lengths);
-            let (offsets, next) = (places.offsets.to_contiguous(), places.next.to_contiguous());
-            let heads = slice::<i32>(&offsets).iter().zip(slice::<i32>(&next));
-            let heads = heads.zip(lengths.storage_mut::<i32>());
-            let slots = heads.map(|((&offset, &next), length)| match places.place {
-                PlacementKind::Append => {
-                    *length += 1;
-                    offset + *length - 1
-                }
-                PlacementKind::Next => {
-                    *length += i32::from(next == *length);
-                    offset + next
-                }
+            let offsets = places.offsets.to_contiguous();
+            let next = places.next.as_ref().map(FlexTensor::to_contiguous);
+            let next = next.as_ref().map(slice::<i32>);
+            let heads = slice::<i32>(&offsets).iter().zip(slice_mut::<i32>(&mut lengths));
+            let slots = heads.enumerate().map(|(head, (&offset, length))| {
+                // A token goes behind the last one, unless its place is given.
+                let place = next.map_or(*length, |next| next[head]);
+                *length += i32::from(place == *length);
+                offset + place
             });
             let slots: Vec<i32> = slots.collect();
             let count = batch * kv_heads;
@@ -118,27 +116,22 @@ mod cpu {
             let positions: Vec<i32> =
                 positions.flat_map(|&position| std::iter::repeat_n(position, kv_heads)).collect();
             let positions = FlexTensor::from_data(TensorData::new(positions, [count]));
-            let log_weights = if pools.weighted {
+            let log_weights = pools.log_weights.map(|log_weights| {
                 let ones = FlexTensor::from_data(TensorData::new(vec![0.0f32; count], [count]));
-                Self::scatter_rows(pools.log_weights, at.clone(), ones)
-            } else {
-                pools.log_weights
-            };
-            let log_norms = if places.place == PlacementKind::Next {
+                Self::scatter_rows(log_weights, at.clone(), ones)
+            });
+            let log_norms = places.log_norms.map(|log_norms| {
                 let values = new.heads(query_heads + kv_heads, kv_heads, 1);
                 let values = wide(&rounded(values, [count, head_dim], pools.values.dtype()));
                 let norms: Vec<f32> = values.chunks(head_dim).map(log_norm).collect();
                 let norms = FlexTensor::from_data(TensorData::new(norms, [count]));
-                Self::scatter_rows(places.log_norms, at.clone(), norms)
-            } else {
-                places.log_norms
-            };
+                Self::scatter_rows(log_norms, at.clone(), norms)
+            });
             let pools = SlotPools {
                 keys: rows(pools.keys, query_heads),
                 values: rows(pools.values, query_heads + kv_heads),
                 positions: Self::scatter_ints(pools.positions, at.clone(), positions),
                 log_weights,
-                weighted: pools.weighted,
             };
             Written { query, pools, lengths, log_norms }
         }
@@ -148,8 +141,8 @@ mod cpu {
     struct ProjectionData {
         projected: Vec<f32>,
         positions: Vec<i32>,
-        tables: [Vec<f32>; 2],
-        norms: [Vec<f32>; 2],
+        tables: Option<[Vec<f32>; 2]>,
+        norms: Option<[Vec<f32>; 2]>,
         config: HeadConfig,
         round: fn(f32) -> f32,
     }
@@ -159,11 +152,14 @@ mod cpu {
             let Projection { projected, positions, cos, sin, query_norm, key_norm, config } =
                 projection;
             let positions = positions.to_contiguous();
+            let both = |first: &OptionalFloat<Flex>, second: &OptionalFloat<Flex>| {
+                first.as_ref().zip(second.as_ref()).map(|(first, second)| [first, second].map(wide))
+            };
             Self {
                 projected: wide(projected),
                 positions: slice::<i32>(&positions).to_vec(),
-                tables: [wide(cos), wide(sin)],
-                norms: [wide(query_norm), wide(key_norm)],
+                tables: both(cos, sin),
+                norms: both(query_norm, key_norm),
                 config: *config,
                 round: rounding(projected.dtype()),
             }
@@ -171,18 +167,19 @@ mod cpu {
 
         fn tokens(&self) -> Tokens<'_> {
             let config = self.config;
-            let [cos, sin] = &self.tables;
-            let [query, key] = &self.norms;
             Tokens {
                 projected: &self.projected,
                 positions: &self.positions,
-                rotation: config.rotates.then_some([cos, sin]),
-                norms: config.normalises.then_some(([query, key], config.epsilon)),
+                rotation: self.tables.as_ref().map(slices),
+                norms: self.norms.as_ref().map(|norms| (slices(norms), config.epsilon)),
                 query_heads: config.query_heads,
                 kv_heads: config.kv_heads,
                 head_dim: config.head_dim,
                 round: self.round,
             }
         }
+    }
+    fn slices(both: &[Vec<f32>; 2]) -> [&[f32]; 2] {
+        both.each_ref().map(Vec::as_slice)
     }
 }

@@ -4,7 +4,6 @@ use burn::backend::{Shape, TensorMetadata};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::client::Client;
 use cubecl::prelude::*;
 
 use super::HeadConfig;
@@ -28,6 +27,7 @@ pub(super) fn split(
     let all = args.positions.shape().num_elements();
     let config = args.config;
     let HeadConfig { query_heads, kv_heads, head_dim, .. } = config;
+    let blueprint = blueprint(&args, UNITS);
     let projected = into_contiguous(args.projected);
     let client = projected.client.clone();
     let out = |heads: usize| {
@@ -37,7 +37,6 @@ pub(super) fn split(
         empty_like(&projected, Shape::from(shape), projected.dtype)
     };
     let (query, key, value) = (out(query_heads), out(kv_heads), out(kv_heads));
-    let blueprint = blueprint(config, &client, UNITS);
     let rows = all * (query_heads + 2 * kv_heads);
     // SAFETY: shapes were checked, and the kernel guards its accesses.
     unsafe {
@@ -48,10 +47,10 @@ pub(super) fn split(
             ProjectedTokensLaunch::new(
                 projected.clone().into_buffer_arg(),
                 into_contiguous(args.positions).into_buffer_arg(),
-                into_contiguous(args.cos).into_buffer_arg(),
-                into_contiguous(args.sin).into_buffer_arg(),
-                into_contiguous(args.query_norm).into_buffer_arg(),
-                into_contiguous(args.key_norm).into_buffer_arg(),
+                args.cos.or_stand_in(&projected).into_buffer_arg(),
+                args.sin.or_stand_in(&projected).into_buffer_arg(),
+                args.query_norm.or_stand_in(&projected).into_buffer_arg(),
+                args.key_norm.or_stand_in(&projected).into_buffer_arg(),
                 config.epsilon,
             ),
             TokenHeadsLaunch::new(
@@ -78,15 +77,16 @@ pub(super) fn write(
     let batch = args.positions.shape().num_elements();
     let config = args.config;
     let HeadConfig { query_heads, kv_heads, head_dim, .. } = config;
+    let heads = query_heads / kv_heads + 2;
+    let blueprint = blueprint(&args, heads * head_dim / 2);
     // CUDA pads the rows of some tensors.
     let (pools, lengths) = (pools.packed(), into_contiguous(places.lengths));
-    let log_norms = into_contiguous(places.log_norms);
+    let (offsets, log_norms) =
+        (into_contiguous(places.offsets), places.log_norms.map(into_contiguous));
     let projected = into_contiguous(args.projected);
     let client = projected.client.clone();
     let shape = Shape::from([batch, query_heads, head_dim]);
     let query = empty_like(&projected, shape, projected.dtype);
-    let heads = query_heads / kv_heads + 2;
-    let blueprint = blueprint(config, &client, heads * head_dim / 2);
     // SAFETY: shapes were checked, the kernel guards its accesses, and slots are the pool's own.
     unsafe {
         kernel::write_kernel::launch_unchecked(
@@ -96,24 +96,24 @@ pub(super) fn write(
             ProjectedTokensLaunch::new(
                 projected.clone().into_buffer_arg(),
                 into_contiguous(args.positions).into_buffer_arg(),
-                into_contiguous(args.cos).into_buffer_arg(),
-                into_contiguous(args.sin).into_buffer_arg(),
-                into_contiguous(args.query_norm).into_buffer_arg(),
-                into_contiguous(args.key_norm).into_buffer_arg(),
+                args.cos.or_stand_in(&projected).into_buffer_arg(),
+                args.sin.or_stand_in(&projected).into_buffer_arg(),
+                args.query_norm.or_stand_in(&projected).into_buffer_arg(),
+                args.key_norm.or_stand_in(&projected).into_buffer_arg(),
                 config.epsilon,
             ),
             pools.launched(),
             NewSlotsLaunch::new(
-                into_contiguous(places.offsets).into_buffer_arg(),
+                offsets.clone().into_buffer_arg(),
                 lengths.clone().into_buffer_arg(),
-                into_contiguous(places.next).into_buffer_arg(),
+                places.next.or_stand_in(&offsets).into_buffer_arg(),
                 batch * kv_heads,
             ),
             NewTokensLaunch::new(
                 query.clone().into_buffer_arg(),
-                log_norms.clone().into_buffer_arg(),
+                log_norms.clone().or_new(&projected).into_buffer_arg(),
             ),
-            WriteBlueprint { heads: blueprint, place: places.place, weighted: pools.weighted },
+            WriteBlueprint { heads: blueprint, place: places.place, weighted: pools.weighted() },
             elem_type(projected.dtype),
             elem_type(pools.keys.dtype),
         );
@@ -123,8 +123,9 @@ pub(super) fn write(
 
 /// Comptime configuration of cubes of whole planes, about `units` wide and no wider than the device
 /// allows.
-fn blueprint(config: HeadConfig, client: &Client, units: usize) -> Blueprint {
-    let hardware = &client.properties().hardware;
+fn blueprint(args: &Projection<CubeBackend>, units: usize) -> Blueprint {
+    let config = args.config;
+    let hardware = &args.projected.client.properties().hardware;
     let plane = (hardware.plane_size_max as usize).max(1);
     let most = (hardware.max_units_per_cube as usize).min(1024);
     let least = (config.head_dim / 2).max(1);
@@ -133,8 +134,8 @@ fn blueprint(config: HeadConfig, client: &Client, units: usize) -> Blueprint {
         query_heads: config.query_heads,
         kv_heads: config.kv_heads,
         head_dim: config.head_dim,
-        rotates: config.rotates,
-        normalises: config.normalises,
+        rotates: args.cos.as_ref().is_some(),
+        normalises: args.key_norm.as_ref().is_some(),
         units,
     }
 }

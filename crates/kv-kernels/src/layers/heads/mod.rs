@@ -11,7 +11,7 @@ mod launch;
 mod reference;
 
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 
 use crate::backend::check::Check;
 use crate::{KernelError, SlotPool, SlotRanges};
@@ -176,28 +176,26 @@ pub fn write_heads(
     }
 
     let projection = layout.projection(projected, positions);
-    let device = check.device();
-    let none = || Tensor::<1>::empty([1], (&device, DType::F32));
-    let mut no_norms = None;
-    let (place, offsets, lengths, next, log_norms) = match placement {
-        Placement::Append(SlotRanges { offsets, lengths }) => {
-            (PlacementKind::Append, &*offsets, lengths, &*offsets, no_norms.insert(none()))
-        }
-        Placement::Next { ranges: SlotRanges { offsets, lengths }, places, log_norms } => {
-            (PlacementKind::Next, &*offsets, lengths, places, log_norms)
+    let (place, ranges, next, mut log_norms) = match placement {
+        Placement::Append(ranges) => (PlacementKind::Append, ranges, None, None),
+        Placement::Next { ranges, places, log_norms } => {
+            (PlacementKind::Next, ranges, Some(places.clone()), Some(log_norms))
         }
     };
+    let SlotRanges { offsets, lengths } = ranges;
     let places = PlacementArgs {
         offsets: offsets.clone().into_dispatch(),
         lengths: check.take_ints(lengths).into_dispatch(),
-        next: next.clone().into_dispatch(),
-        log_norms: check.take(log_norms).into_dispatch(),
+        next: next.into(),
+        log_norms: log_norms.as_deref_mut().map(|norms| check.take(norms)).into(),
         place,
     };
     let written = <Dispatch as HeadsOps>::write_heads(projection, pool.take(&check), places);
     pool.put_back(written.pools);
     *lengths = Tensor::from_dispatch(written.lengths);
-    *log_norms = Tensor::from_dispatch(written.log_norms);
+    if let Some((own, written)) = log_norms.zip(written.log_norms.into_option()) {
+        *own = Tensor::from_dispatch(written);
+    }
     Ok(Tensor::from_dispatch(written.query))
 }
 
@@ -207,8 +205,6 @@ pub(crate) struct HeadConfig {
     pub(crate) query_heads: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
-    pub(crate) rotates: bool,
-    pub(crate) normalises: bool,
     pub(crate) epsilon: f32,
 }
 
@@ -265,36 +261,22 @@ impl HeadLayout {
         Ok(())
     }
 
-    /// The backends' arguments. A tensor that is not used may be any tensor.
+    /// The backends' arguments.
     fn projection(&self, projected: Tensor<2>, positions: Tensor<1, Int>) -> Projection<Dispatch> {
-        let device = projected.device();
-        let none = || Tensor::<2>::empty([1, 1], (&device, DType::F32));
-        let [cos, sin] = match &self.rope {
-            Some(RotaryTable { cos, sin }) => [cos.clone(), sin.clone()],
-            None => [none(), none()],
-        };
-        let [query_norm, key_norm] = match &self.norms {
-            Some(norms) => [norms.query.clone(), norms.key.clone()],
-            None => {
-                let any = || Tensor::<1>::empty([1], (&device, projected.dtype()));
-                [any(), any()]
-            }
-        };
+        let (rope, norms) = (self.rope.as_ref(), self.norms.as_ref());
         let config = HeadConfig {
             query_heads: self.query_heads,
             kv_heads: self.kv_heads,
             head_dim: self.head_dim,
-            rotates: self.rope.is_some(),
-            normalises: self.norms.is_some(),
-            epsilon: self.norms.as_ref().map_or(0.0, |norms| norms.epsilon),
+            epsilon: norms.map_or(0.0, |norms| norms.epsilon),
         };
         Projection {
             projected: projected.into_dispatch(),
             positions: positions.into_dispatch(),
-            cos: cos.into_dispatch(),
-            sin: sin.into_dispatch(),
-            query_norm: query_norm.into_dispatch(),
-            key_norm: key_norm.into_dispatch(),
+            cos: rope.map(|rope| rope.cos.clone()).into(),
+            sin: rope.map(|rope| rope.sin.clone()).into(),
+            query_norm: norms.map(|norms| norms.query.clone()).into(),
+            key_norm: norms.map(|norms| norms.key.clone()).into(),
             config,
         }
     }

@@ -1,15 +1,18 @@
 //! The arguments and results of `linear` as backends take and return them.
 
-use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, ExtensionType};
 
-/// The tensors that a product adds to its sums. A tensor that is not used may be any tensor.
+use crate::backend::optional::OptionalFloat;
+
+/// The tensors that a product adds to its sums.
 #[derive(ExtensionType)]
 pub(crate) struct Epilogue<B: Backend> {
     /// `[M]`
-    pub(crate) bias: FloatTensor<B>,
+    #[extension_type]
+    pub(crate) bias: OptionalFloat<B>,
     /// `[N, M]`, or `[N, M / 2]` where `gated`.
-    pub(crate) residual: FloatTensor<B>,
+    #[extension_type]
+    pub(crate) residual: OptionalFloat<B>,
     pub(crate) config: EpilogueConfig,
 }
 

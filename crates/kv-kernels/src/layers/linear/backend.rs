@@ -7,6 +7,8 @@ use burn_cubecl::CubeBackend;
 
 use super::LinearStrategy;
 use super::args::Epilogue;
+#[cfg(feature = "cuda")]
+use crate::backend::optional::OptionalFloat;
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait LinearOps: Backend {
@@ -24,13 +26,13 @@ pub(crate) trait LinearOps: Backend {
 #[cfg(feature = "cuda")]
 #[backend_extension(Cube)]
 pub(crate) trait HopperLinearOps: Backend {
-    /// [`LinearOps::skinny_product`] in f16 or bf16. Where there is an `epsilon`, the rows are
-    /// normalised first, with the weights `gain` `[K]`.
+    /// [`LinearOps::skinny_product`] in f16 or bf16. Where there are weights `gain` `[K]`, the rows
+    /// are normalised first.
     fn streamed_product(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
-        gain: FloatTensor<Self>,
-        epsilon: Option<f32>,
+        #[extension_type] gain: OptionalFloat<Self>,
+        epsilon: f32,
         #[extension_type] epilogue: Epilogue<Self>,
     ) -> FloatTensor<Self>;
 
@@ -55,8 +57,8 @@ impl HopperLinearOps for CubeBackend {
     fn streamed_product(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
-        gain: FloatTensor<Self>,
-        epsilon: Option<f32>,
+        gain: OptionalFloat<Self>,
+        epsilon: f32,
         epilogue: Epilogue<Self>,
     ) -> FloatTensor<Self> {
         super::launch::streamed(x, weight, gain, epsilon, epilogue)
@@ -78,7 +80,7 @@ mod cpu {
 
     use super::{LinearOps, LinearStrategy};
     use crate::backend::host_buffers::{rounded, slice, wide};
-    use crate::layers::linear::args::{Epilogue, EpilogueConfig};
+    use crate::layers::linear::args::Epilogue;
     use crate::layers::linear::reference::{finish, product};
 
     impl LinearOps for Flex {
@@ -105,11 +107,11 @@ mod cpu {
         let ([rows, inputs], [outputs, _]) =
             (x.layout().shape().dims(), weight.layout().shape().dims());
         let dtype = x.dtype();
-        let EpilogueConfig { biased, gated, adds } = epilogue.config;
         let weight = weight.to_contiguous();
         let sums = product(&wide(&x), slice::<E>(&weight), inputs, load);
-        let bias = biased.then(|| wide(&epilogue.bias));
-        let residual = adds.then(|| wide(&epilogue.residual));
+        let [bias, residual] =
+            [&epilogue.bias, &epilogue.residual].map(|tensor| tensor.as_ref().map(wide));
+        let gated = epilogue.config.gated;
         let y = finish(sums, outputs, bias.as_deref(), gated, residual.as_deref());
         rounded(y, [rows, outputs / epilogue.config.parts()], dtype)
     }

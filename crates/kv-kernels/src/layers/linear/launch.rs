@@ -15,6 +15,8 @@ use super::{LinearStrategy, plain, tensor_core};
 use super::{hopper_skinny, hopper_wide};
 use crate::backend::client::{elem_type, empty_like, grid, is_cuda, processors, vector_lanes};
 #[cfg(feature = "cuda")]
+use crate::backend::optional::OptionalFloat;
+#[cfg(feature = "cuda")]
 use crate::components::tma::{tiles, with_rows};
 
 /// Up to 32 rows `x` `[M, K]` times the transpose of `weight` `[N, K]`, with the epilogue, by the
@@ -34,9 +36,9 @@ pub(super) fn skinny(
     if rows * outputs == 0 {
         return y;
     }
-    let bias = read(epilogue.bias, config.biased);
-    let residual = read(epilogue.residual, config.adds);
     let (x, weight) = (into_contiguous(x), into_contiguous(weight));
+    let bias = epilogue.bias.or_stand_in(&x).into_buffer_arg();
+    let residual = epilogue.residual.or_stand_in(&x).into_buffer_arg();
     // SAFETY: shapes were checked, and the kernels guard their writes.
     unsafe {
         if strategy == LinearStrategy::TensorCore {
@@ -92,14 +94,13 @@ pub(super) fn skinny(
     y
 }
 
-/// [`skinny`] on Hopper, for f16 and bf16. Where there is an `epsilon`, the rows are normalised
-/// first.
+/// [`skinny`] on Hopper, for f16 and bf16. Where there is a `gain`, the rows are normalised first.
 #[cfg(feature = "cuda")]
 pub(super) fn streamed(
     x: CubeTensor,
     weight: CubeTensor,
-    gain: CubeTensor,
-    epsilon: Option<f32>,
+    gain: OptionalFloat<CubeBackend>,
+    epsilon: f32,
     epilogue: Epilogue<CubeBackend>,
 ) -> CubeTensor {
     let [rows, inputs] = x.shape().dims();
@@ -114,7 +115,7 @@ pub(super) fn streamed(
     let blueprint = hopper_skinny::Blueprint::new(
         [rows, outputs, cubes],
         ptx_name(x.dtype),
-        epsilon.is_some(),
+        gain.as_ref().is_some(),
         config,
     );
     let x = with_rows(x);
@@ -128,15 +129,15 @@ pub(super) fn streamed(
             tiles(x.clone(), blueprint.rows()),
             weight.with_prefetch(TensorMapPrefetch::B256),
             hopper_skinny::StreamedRowsLaunch::new(
-                read(gain, epsilon.is_some()),
-                epsilon.unwrap_or_default(),
+                gain.or_stand_in(&x).into_buffer_arg(),
+                epsilon,
                 inputs,
                 units,
                 cubes,
             ),
             ProductOutputsLaunch::new(
-                read(epilogue.bias, config.biased),
-                read(epilogue.residual, config.adds),
+                epilogue.bias.or_stand_in(&x).into_buffer_arg(),
+                epilogue.residual.or_stand_in(&x).into_buffer_arg(),
                 y.clone().into_buffer_arg(),
                 rows,
                 outputs,
@@ -174,11 +175,6 @@ pub(super) fn wide(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
         );
     }
     output
-}
-
-/// The buffer of a contiguous tensor that a kernel reads, or of any tensor where it reads none.
-fn read(tensor: CubeTensor, is_read: bool) -> BufferArg {
-    if is_read { into_contiguous(tensor) } else { tensor }.into_buffer_arg()
 }
 
 #[cfg(feature = "cuda")]

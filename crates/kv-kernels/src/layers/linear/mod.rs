@@ -118,17 +118,13 @@ pub fn linear(
     let strategy = check.chosen(options.strategy, dtype, &shape)?;
     #[cfg(feature = "cuda")]
     if strategy == LinearStrategy::HopperSkinny {
-        let gain = options
-            .norm
-            .as_ref()
-            .map_or_else(|| x.clone().into_dispatch(), |norm| norm.weight.clone().into_dispatch());
-        let epsilon = options.norm.as_ref().map(|norm| norm.epsilon);
+        let (gain, epsilon) = options.norm.clone().map(|norm| (norm.weight, norm.epsilon)).unzip();
         let y = <Dispatch as HopperLinearOps>::streamed_product(
-            x.clone().into_dispatch(),
+            x.into_dispatch(),
             weight.into_dispatch(),
-            gain,
-            epsilon,
-            options.epilogue(x),
+            gain.into(),
+            epsilon.unwrap_or_default(),
+            options.epilogue(),
         );
         return Ok(Tensor::from_dispatch(y));
     }
@@ -138,9 +134,9 @@ pub fn linear(
     };
     if strategy.is_skinny(rows) {
         let y = <Dispatch as LinearOps>::skinny_product(
-            x.clone().into_dispatch(),
+            x.into_dispatch(),
             weight.into_dispatch(),
-            options.epilogue(x),
+            options.epilogue(),
             strategy,
         );
         return Ok(Tensor::from_dispatch(y));
@@ -159,16 +155,14 @@ pub fn linear(
 }
 
 impl LinearOptions {
-    /// The backends' arguments. `any` serves where a tensor is not read.
-    fn epilogue(self, any: Tensor<2>) -> Epilogue<Dispatch> {
+    /// The backends' arguments.
+    fn epilogue(self) -> Epilogue<Dispatch> {
         let config = EpilogueConfig {
             biased: self.bias.is_some(),
             gated: self.gated,
             adds: self.residual.is_some(),
         };
-        let bias = self.bias.map_or_else(|| any.clone().into_dispatch(), Tensor::into_dispatch);
-        let residual = self.residual.unwrap_or(any).into_dispatch();
-        Epilogue { bias, residual, config }
+        Epilogue { bias: self.bias.into(), residual: self.residual.into(), config }
     }
 }
 

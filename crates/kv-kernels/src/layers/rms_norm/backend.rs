@@ -5,16 +5,17 @@ use burn::backend::{Backend, backend_extension};
 #[cfg(feature = "gpu")]
 use burn_cubecl::CubeBackend;
 
+use crate::backend::optional::OptionalFloat;
+
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait RmsNormOps: Backend {
-    /// Normalises the rows of `x`, or of `x + delta` where `adds`. Returns them, and the sum `x +
-    /// delta` (else any tensor).
+    /// Normalises the rows of `x`, or of `x + delta` where there is a `delta`. Returns them, and
+    /// what was normalised.
     fn rms_norm(
         x: FloatTensor<Self>,
-        delta: FloatTensor<Self>,
+        #[extension_type] delta: OptionalFloat<Self>,
         weight: FloatTensor<Self>,
         epsilon: f32,
-        adds: bool,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 }
 
@@ -22,12 +23,11 @@ pub(crate) trait RmsNormOps: Backend {
 impl RmsNormOps for CubeBackend {
     fn rms_norm(
         x: FloatTensor<Self>,
-        delta: FloatTensor<Self>,
+        delta: OptionalFloat<Self>,
         weight: FloatTensor<Self>,
         epsilon: f32,
-        adds: bool,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        super::launch::run(x, delta, weight, epsilon, adds)
+        super::launch::run(x, delta, weight, epsilon)
     }
 }
 
@@ -40,23 +40,24 @@ mod cpu {
 
     use super::RmsNormOps;
     use crate::backend::host_buffers::{rounded, rounding, wide};
+    use crate::backend::optional::OptionalFloat;
     use crate::layers::rms_norm::reference::rms_norm;
 
     impl RmsNormOps for Flex {
         fn rms_norm(
             x: FlexTensor,
-            delta: FlexTensor,
+            delta: OptionalFloat<Self>,
             weight: FlexTensor,
             epsilon: f32,
-            adds: bool,
         ) -> (FlexTensor, FlexTensor) {
             let dtype = x.dtype();
             let shape: [usize; 2] = x.layout().shape().dims();
-            let sum = if adds {
-                let sum = wide(&x).iter().zip(wide(&delta)).map(|(x, delta)| x + delta).collect();
-                rounded(sum, shape, dtype)
-            } else {
-                x
+            let sum = match delta.as_ref() {
+                Some(delta) => {
+                    let sum = wide(&x).into_iter().zip(wide(delta)).map(|(x, delta)| x + delta);
+                    rounded(sum.collect(), shape, dtype)
+                }
+                None => x,
             };
             let normed = rms_norm(&wide(&sum), &wide(&weight), epsilon, rounding(dtype));
             (rounded(normed, shape, dtype), sum)

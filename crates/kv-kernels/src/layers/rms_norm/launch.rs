@@ -1,22 +1,24 @@
 //! Launches `rms_norm` and `add_rms_norm` on CubeCL devices.
 
 use burn::backend::TensorMetadata;
+use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::kernel::{NormOutputsLaunch, NormedRowsLaunch, UNITS, rms_norm_kernel};
 use crate::backend::client::{elem_type, empty_like, grid, vector_lanes};
+use crate::backend::optional::OptionalFloat;
 
 /// Returns normalised rows, and the sums that were normalised.
 pub(super) fn run(
     x: CubeTensor,
-    delta: CubeTensor,
+    delta: OptionalFloat<CubeBackend>,
     weight: CubeTensor,
     epsilon: f32,
-    adds: bool,
 ) -> (CubeTensor, CubeTensor) {
-    let (x, delta) = (into_contiguous(x), into_contiguous(delta));
+    let x = into_contiguous(x);
+    let adds = delta.as_ref().is_some();
     let [rows, width] = x.shape().dims();
     let normed = empty_like(&x, x.shape(), x.dtype);
     let sum = if adds { empty_like(&x, x.shape(), x.dtype) } else { x.clone() };
@@ -30,7 +32,7 @@ pub(super) fn run(
             lanes,
             NormedRowsLaunch::new(
                 x.clone().into_buffer_arg(),
-                delta.into_buffer_arg(),
+                delta.or_stand_in(&x).into_buffer_arg(),
                 into_contiguous(weight).into_buffer_arg(),
                 rows,
                 width / lanes,

@@ -12,6 +12,7 @@ use burn::tensor::Tensor;
 
 use crate::KernelError;
 use crate::backend::check::Check;
+use crate::backend::optional::OptionalFloat;
 use backend::RmsNormOps;
 
 /// Normalises rows: `x / sqrt(mean(x²) + ε)` in f32, rounded to the dtype, then times `weight`, as
@@ -24,13 +25,11 @@ use backend::RmsNormOps;
 /// [`KernelError`] where shapes, dtypes or devices do not fit.
 pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f32) -> Result<Tensor<2>, KernelError> {
     check("rms_norm", &x, &weight)?;
-    let any = x.clone();
     let (normed, _) = <Dispatch as RmsNormOps>::rms_norm(
         x.into_dispatch(),
-        any.into_dispatch(),
+        OptionalFloat::Absent,
         weight.into_dispatch(),
         epsilon,
-        false,
     );
     Ok(Tensor::from_dispatch(normed))
 }
@@ -55,10 +54,9 @@ pub fn add_rms_norm(
     check.same_dtype("delta", &delta, "the dtype of x", x.dtype())?;
     let (normed, sum) = <Dispatch as RmsNormOps>::rms_norm(
         x.into_dispatch(),
-        delta.into_dispatch(),
+        Some(delta).into(),
         weight.into_dispatch(),
         epsilon,
-        true,
     );
     Ok((Tensor::from_dispatch(normed), Tensor::from_dispatch(sum)))
 }

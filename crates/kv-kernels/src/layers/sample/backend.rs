@@ -37,7 +37,7 @@ mod cpu {
     use burn_flex::FlexTensor;
 
     use super::SampleOps;
-    use crate::backend::host_buffers::{owned, slice, wide};
+    use crate::backend::host_buffers::{owned, slice, slice_mut, wide};
     use crate::layers::sample::args::{Drawn, SampleTensors};
     use crate::layers::sample::reference::{Settings, sample};
     use crate::layers::sample::{DrawConfig, FLOATS, INTS};
@@ -55,7 +55,8 @@ mod cpu {
             let settings = floats.chunks_exact(FLOATS).zip(ints);
             let (mut draws, mut positions) = (owned(state.draws), owned(state.positions));
             let mut drawn = Vec::with_capacity(rows);
-            let moving = draws.storage_mut::<i32>().iter_mut().zip(positions.storage_mut::<i32>());
+            let moving =
+                slice_mut::<i32>(&mut draws).iter_mut().zip(slice_mut::<i32>(&mut positions));
             let rows = logits.chunks_exact(vocabulary).zip(settings).zip(moving);
             for ((logits, (floats, ints)), (draw, position)) in rows {
                 let settings = Settings {
@@ -71,7 +72,7 @@ mod cpu {
                 *position += ints[3];
             }
             let mut tokens = owned(state.tokens);
-            let stored = tokens.storage_mut::<i32>().iter_mut().zip(&drawn);
+            let stored = slice_mut::<i32>(&mut tokens).iter_mut().zip(&drawn);
             stored.for_each(|(token, drawn)| *token = (*drawn).max(0));
             let count = drawn.len();
             let drawn = FlexTensor::from_data(TensorData::new(drawn, [count]));

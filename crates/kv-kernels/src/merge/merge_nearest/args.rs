@@ -3,6 +3,8 @@
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
 
+use crate::backend::optional::OptionalFloat;
+
 /// The tensors of [`crate::MergingSlots`], written in place.
 #[derive(ExtensionType)]
 pub(crate) struct MergingPools<B: Backend> {
@@ -17,7 +19,7 @@ pub(crate) struct MergingPools<B: Backend> {
     pub(crate) votes_high: FloatTensor<B>,
 }
 
-/// The victims of a step, and its queries and logits. A tensor that is not used may be any tensor.
+/// The victims of a step, and its queries and logits.
 #[derive(ExtensionType)]
 pub(crate) struct StepMerges<B: Backend> {
     /// `[B, Hkv]`; all tensors but the last two have this shape.
@@ -27,7 +29,9 @@ pub(crate) struct StepMerges<B: Backend> {
     /// Not 0 where the victim is merged.
     pub(crate) goes: IntTensor<B>,
     /// `[B, Hq, D]`
-    pub(crate) queries: FloatTensor<B>,
-    /// `[S, G]`
-    pub(crate) logits: FloatTensor<B>,
+    #[extension_type]
+    pub(crate) queries: OptionalFloat<B>,
+    /// `[S, G]`, where averages take them in.
+    #[extension_type]
+    pub(crate) logits: OptionalFloat<B>,
 }

@@ -37,7 +37,7 @@ mod cpu {
     use burn_flex::FlexTensor;
 
     use super::MergeNearestOps;
-    use crate::backend::host_buffers::{owned, rounded, slice, wide};
+    use crate::backend::host_buffers::{owned, rounded, slice, slice_mut, wide};
     use crate::merge::merge_nearest::NearestConfig;
     use crate::merge::merge_nearest::args::{MergingPools, StepMerges};
     use crate::merge::merge_nearest::reference::Slots as MergingReference;
@@ -59,17 +59,17 @@ mod cpu {
             let changed = MergingReference {
                 keys: &mut keys,
                 values: &mut values,
-                log_weights: log_weights.storage_mut::<f32>(),
-                log_scores: log_scores.storage_mut::<f32>(),
-                log_samples: log_samples.storage_mut::<f32>(),
-                votes: votes.storage_mut::<f32>(),
-                votes_high: votes_high.storage_mut::<f32>(),
+                log_weights: slice_mut::<f32>(&mut log_weights),
+                log_scores: slice_mut::<f32>(&mut log_scores),
+                log_samples: slice_mut::<f32>(&mut log_samples),
+                votes: slice_mut::<f32>(&mut votes),
+                votes_high: slice_mut::<f32>(&mut votes_high),
                 head_dim,
             }
             .merge(
                 std::array::from_fn(|i| slice(&ints[i])),
-                &wide(&queries),
-                &wide(&logits),
+                &queries.as_ref().map(wide).unwrap_or_default(),
+                &logits.as_ref().map(wide).unwrap_or_default(),
                 config,
             );
             let count = changed.len();

@@ -26,8 +26,8 @@ pub(super) fn run(
     let client = keys.client.clone();
     let [_, head_dim] = keys.shape().dims();
     let total_kv_heads = victims.shape().num_elements();
-    let [_, logits_each] = logits.shape().dims();
-    let heads = queries.shape().num_elements() / head_dim.max(1);
+    let averaged = logits.as_ref().map_or(0, |logits| logits.shape()[1]);
+    let numbers = queries.as_ref().map_or(0, |queries| queries.shape().num_elements());
     let hardware = &client.properties().hardware;
     let plane = (hardware.plane_size_min as usize).max(1);
     let lanes = vector_lanes(&keys, head_dim, head_dim);
@@ -61,8 +61,8 @@ pub(super) fn run(
                 total_kv_heads,
             ),
             MergingStepLaunch::new(
-                into_contiguous(queries).into_buffer_arg(),
-                into_contiguous(logits).into_buffer_arg(),
+                queries.or_new(&keys).into_buffer_arg(),
+                logits.or_new(&keys).into_buffer_arg(),
             ),
             MergeRulesLaunch::new(
                 ScoreWeightsLaunch::new(
@@ -83,8 +83,8 @@ pub(super) fn run(
                 planes,
                 rule: config.merge.rule,
                 literal: config.merge.guard == f32::INFINITY,
-                group: if config.merge.queried { heads / total_kv_heads.max(1) } else { 0 },
-                averaged: if config.average.is_some() { logits_each } else { 0 },
+                group: numbers / (head_dim * total_kv_heads).max(1),
+                averaged,
             },
             elem_type(keys.dtype),
         );

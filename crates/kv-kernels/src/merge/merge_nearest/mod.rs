@@ -16,7 +16,7 @@ mod launch;
 mod reference;
 
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 
 use super::merge_slots::MergeConfig;
 use crate::backend::check::Check;
@@ -120,31 +120,22 @@ pub fn merge_nearest(
     }
     let merge = MergeOptions { queries: None, ..options.merge.clone() };
     let mut config = merge.config(OP, &check, batch * kv_heads, head_dim, true)?;
-    let queries = match &options.queries {
-        Some(queries) => {
-            let [_, heads, _] = queries.dims();
-            if heads % kv_heads.max(1) != 0 {
-                return Err(KernelError::HeadGroups { op: OP, query_heads: heads, kv_heads });
-            }
-            check.shape("queries", queries, &[batch, heads, head_dim])?;
-            check.filled("queries", queries)?;
-            check.same_dtype("queries", queries, "the keys' dtype", keys.dtype())?;
-            config.queried = true;
-            queries.clone()
+    if let Some(queries) = &options.queries {
+        let [_, heads, _] = queries.dims();
+        if heads % kv_heads.max(1) != 0 {
+            return Err(KernelError::HeadGroups { op: OP, query_heads: heads, kv_heads });
         }
-        // A backend extension takes no optional tensors.
-        None => Tensor::empty([1, 1, head_dim], (&check.device(), keys.dtype())),
-    };
-    let logits = match &options.average {
-        Some(StepScores { logits, .. }) => {
-            let [_, group] = logits.dims();
-            check.shape("logits", logits, &[count, group])?;
-            check.filled("logits", logits)?;
-            check.f32("logits", logits)?;
-            logits.clone()
-        }
-        None => Tensor::empty([1, 1], (&check.device(), DType::F32)),
-    };
+        check.shape("queries", queries, &[batch, heads, head_dim])?;
+        check.filled("queries", queries)?;
+        check.same_dtype("queries", queries, "the keys' dtype", keys.dtype())?;
+        config.queried = true;
+    }
+    if let Some(StepScores { logits, .. }) = &options.average {
+        let [_, group] = logits.dims();
+        check.shape("logits", logits, &[count, group])?;
+        check.filled("logits", logits)?;
+        check.f32("logits", logits)?;
+    }
     let merged = <Dispatch as MergeNearestOps>::merge_nearest(
         MergingPools {
             keys: check.take(keys).into_dispatch(),
@@ -160,8 +151,8 @@ pub fn merge_nearest(
             lengths: ranges.lengths.clone().into_dispatch(),
             victims: victims.clone().into_dispatch(),
             goes: goes.clone().into_dispatch(),
-            queries: queries.into_dispatch(),
-            logits: logits.into_dispatch(),
+            queries: options.queries.clone().into(),
+            logits: options.average.as_ref().map(|scores| scores.logits.clone()).into(),
         },
         NearestConfig {
             merge: config,

@@ -4,6 +4,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
 
 use super::MergeConfig;
+use crate::backend::optional::OptionalFloat;
 
 /// The lists of [`crate::MergeLists`], and the pools.
 #[derive(ExtensionType)]
@@ -13,8 +14,11 @@ pub(crate) struct MergeSlotsArgs<B: Backend> {
     /// `[S, D]`, written in place.
     pub(crate) values: FloatTensor<B>,
     /// `[Sv, D]`, where victims are in a pool of their own.
-    pub(crate) from_keys: FloatTensor<B>,
-    pub(crate) from_values: FloatTensor<B>,
+    #[extension_type]
+    pub(crate) from_keys: OptionalFloat<B>,
+    /// `[Sv, D]`, where victims are in a pool of their own.
+    #[extension_type]
+    pub(crate) from_values: OptionalFloat<B>,
     pub(crate) victims: IntTensor<B>,
     pub(crate) victim_counts: IntTensor<B>,
     pub(crate) targets: IntTensor<B>,
@@ -22,8 +26,9 @@ pub(crate) struct MergeSlotsArgs<B: Backend> {
     pub(crate) kept: IntTensor<B>,
     pub(crate) kept_counts: IntTensor<B>,
     pub(crate) kept_weights: FloatTensor<B>,
-    /// `[P, D]`, where there are queries.
-    pub(crate) queries: FloatTensor<B>,
+    /// `[P, D]`
+    #[extension_type]
+    pub(crate) queries: OptionalFloat<B>,
     pub(crate) config: MergeConfig,
 }
 

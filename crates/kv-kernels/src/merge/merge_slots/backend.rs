@@ -37,14 +37,11 @@ mod cpu {
             let MergeSlotsArgs { keys, values, config, .. } = merges;
             let [_, head_dim] = keys.layout().shape().dims();
             let shape: [usize; 2] = merges.kept.layout().shape().dims();
-            let [from_keys, from_values, victim_weights, kept_weights, queries] = [
-                &merges.from_keys,
-                &merges.from_values,
-                &merges.victim_weights,
-                &merges.kept_weights,
-                &merges.queries,
-            ]
-            .map(wide);
+            let [victim_weights, kept_weights] =
+                [&merges.victim_weights, &merges.kept_weights].map(wide);
+            let [from_keys, from_values, queries] =
+                [&merges.from_keys, &merges.from_values, &merges.queries]
+                    .map(|tensor| tensor.as_ref().map(wide).unwrap_or_default());
             let [victims, victim_counts, targets, kept, kept_counts] = [
                 merges.victims,
                 merges.victim_counts,

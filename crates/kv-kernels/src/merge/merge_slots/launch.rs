@@ -31,8 +31,8 @@ pub(super) fn run(merges: MergeSlotsArgs<CubeBackend>) -> MergedPools<CubeBacken
             CubeDim::new_1d(kernel::UNITS as u32),
             lanes,
             PoolLaunch::new(
-                into_contiguous(merges.from_keys).into_buffer_arg(),
-                into_contiguous(merges.from_values).into_buffer_arg(),
+                merges.from_keys.or_new(&keys).into_buffer_arg(),
+                merges.from_values.or_new(&keys).into_buffer_arg(),
             ),
             PoolLaunch::new(keys.clone().into_buffer_arg(), values.clone().into_buffer_arg()),
             VictimsLaunch::new(
@@ -52,7 +52,7 @@ pub(super) fn run(merges: MergeSlotsArgs<CubeBackend>) -> MergedPools<CubeBacken
                 n_kept,
             ),
             KeyMovesLaunch::new(
-                into_contiguous(merges.queries).into_buffer_arg(),
+                merges.queries.or_new(&keys).into_buffer_arg(),
                 config.guard.min(f32::MAX),
                 config.scale,
             ),

@@ -11,7 +11,7 @@ pub mod reference;
 pub(crate) mod sums;
 
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 
 use super::nearest_slots::SlotLists;
 use crate::KernelError;
@@ -89,13 +89,6 @@ impl MergeOptions {
             queried: self.queries.is_some(),
             within,
         })
-    }
-
-    /// The queries, or any tensor without queries, since a backend extension takes no optional
-    /// tensors.
-    pub(crate) fn queries_or_any(&self, check: &Check, head_dim: usize) -> Tensor<2> {
-        let none = || Tensor::empty([1, head_dim], (&check.device(), DType::F32));
-        self.queries.clone().unwrap_or_else(none)
     }
 }
 
@@ -185,17 +178,11 @@ pub fn merge_slots(
     check.shape("kept slots' weights", &lists.kept_weights, &[rows, places, columns])?;
     check.f32("kept slots' weights", &lists.kept_weights)?;
     let config = options.config(OP, &check, rows, head_dim, from.is_none())?;
-    let queries = options.queries_or_any(&check, head_dim);
-    let none = || Tensor::<2>::empty([1, head_dim], (&keys.device(), keys.dtype()));
-    let [from_keys, from_values] = match from {
-        Some(pools) => pools.map(Tensor::clone),
-        None => [none(), none()],
-    };
     let merged = <Dispatch as MergeSlotsOps>::merge_slots(MergeSlotsArgs {
         keys: check.take(keys).into_dispatch(),
         values: check.take(values).into_dispatch(),
-        from_keys: from_keys.into_dispatch(),
-        from_values: from_values.into_dispatch(),
+        from_keys: from.map(|[keys, _]| keys.clone()).into(),
+        from_values: from.map(|[_, values]| values.clone()).into(),
         victims: lists.victims.slots.clone().into_dispatch(),
         victim_counts: lists.victims.counts.clone().into_dispatch(),
         targets: lists.targets.clone().into_dispatch(),
@@ -203,7 +190,7 @@ pub fn merge_slots(
         kept: lists.kept.slots.clone().into_dispatch(),
         kept_counts: lists.kept.counts.clone().into_dispatch(),
         kept_weights: lists.kept_weights.clone().into_dispatch(),
-        queries: queries.into_dispatch(),
+        queries: options.queries.clone().into(),
         config,
     });
     *keys = Tensor::from_dispatch(merged.keys);

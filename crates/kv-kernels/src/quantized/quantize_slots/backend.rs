@@ -32,7 +32,7 @@ mod cpu {
     use burn_flex::FlexTensor;
 
     use super::QuantizeOps;
-    use crate::backend::host_buffers::{dims, owned, slice, wide};
+    use crate::backend::host_buffers::{dims, owned, slice, slice_mut, wide};
     use crate::quantized::quantize_slots::args::QuantizeArgs;
     use crate::quantized::quantize_slots::reference::{HostPool, Source};
 
@@ -51,10 +51,10 @@ mod cpu {
             let (from, to) = (from.to_contiguous(), to.to_contiguous());
             let source = Source { keys: &keys, values: &values, head_dim };
             HostPool {
-                key_codes: key_codes.storage_mut(),
-                key_scales: key_scales.storage_mut(),
-                value_codes: value_codes.storage_mut(),
-                value_scales: value_scales.storage_mut(),
+                key_codes: slice_mut(&mut key_codes),
+                key_scales: slice_mut(&mut key_scales),
+                value_codes: slice_mut(&mut value_codes),
+                value_scales: slice_mut(&mut value_scales),
                 bits: pool.bits,
             }
             .quantize(&source, slice(&from), slice(&to), count);

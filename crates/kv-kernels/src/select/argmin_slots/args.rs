@@ -4,6 +4,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
 
 use super::Protection;
+use crate::backend::optional::OptionalInt;
 
 /// The scores to compare, and the tokens to protect.
 #[derive(ExtensionType)]
@@ -14,9 +15,11 @@ pub(crate) struct ArgminSlotsArgs<B: Backend> {
     pub(crate) offsets: IntTensor<B>,
     /// `[B, Hkv]`
     pub(crate) lengths: IntTensor<B>,
-    /// Logical positions, `[S]`; read where tokens are protected.
-    pub(crate) positions: IntTensor<B>,
-    /// Each sequence's newest position, `[B]`; read where tokens are protected.
-    pub(crate) newest: IntTensor<B>,
+    /// Logical positions, `[S]`, where tokens are protected.
+    #[extension_type]
+    pub(crate) positions: OptionalInt<B>,
+    /// Each sequence's newest position, `[B]`, where tokens are protected.
+    #[extension_type]
+    pub(crate) newest: OptionalInt<B>,
     pub(crate) protection: Option<Protection>,
 }

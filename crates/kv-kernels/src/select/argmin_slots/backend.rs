@@ -38,10 +38,11 @@ mod cpu {
             let ArgminSlotsArgs { scores, offsets, lengths, positions, newest, protection } = args;
             let shape = offsets.layout().shape().clone();
             let scores = scores.to_contiguous();
-            let [offsets, lengths, positions, newest] =
-                [offsets, lengths, positions, newest].map(|tensor| tensor.to_contiguous());
+            let [offsets, lengths] = [offsets, lengths].map(|tensor| tensor.to_contiguous());
+            let ages =
+                [positions, newest].map(|tensor| tensor.as_ref().map(FlexTensor::to_contiguous));
             let ranges = [slice(&offsets), slice(&lengths)];
-            let ages = [slice(&positions), slice(&newest)];
+            let ages = ages.each_ref().map(|ages| ages.as_ref().map_or(&[][..], slice));
             let slots = argmin(slice(&scores), ranges, ages, protection);
             FlexTensor::from_data(TensorData::new(slots, shape))
         }

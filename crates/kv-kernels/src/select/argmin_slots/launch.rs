@@ -15,8 +15,9 @@ use crate::components::pool::HeadRangesLaunch;
 /// The slot of each range's lowest score.
 pub(super) fn run(args: ArgminSlotsArgs<CubeBackend>) -> CubeTensor {
     let ArgminSlotsArgs { scores, offsets, lengths, positions, newest, protection } = args;
+    let offsets = into_contiguous(offsets);
     let total_kv_heads = offsets.shape().num_elements();
-    let rows = newest.shape().num_elements();
+    let rows = newest.as_ref().map_or(1, |newest| newest.shape().num_elements());
     let protects = protection.is_some();
     let Protection { sinks, recents } = protection.unwrap_or(Protection { sinks: 0, recents: 0 });
     let output = empty_like(&scores, offsets.shape(), DType::I32);
@@ -27,13 +28,13 @@ pub(super) fn run(args: ArgminSlotsArgs<CubeBackend>) -> CubeTensor {
         CubeDim::new_1d(units as u32),
         into_contiguous(scores).into_buffer_arg(),
         HeadRangesLaunch::new(
-            into_contiguous(offsets).into_buffer_arg(),
+            offsets.clone().into_buffer_arg(),
             into_contiguous(lengths).into_buffer_arg(),
             total_kv_heads,
         ),
         ProtectedTokensLaunch::new(
-            into_contiguous(positions).into_buffer_arg(),
-            into_contiguous(newest).into_buffer_arg(),
+            positions.or_stand_in(&offsets).into_buffer_arg(),
+            newest.or_stand_in(&offsets).into_buffer_arg(),
             total_kv_heads / rows.max(1),
             sinks,
             recents,

@@ -59,18 +59,12 @@ pub fn argmin_slots(
     }
     let protection =
         protected.map(|Protected { sinks, recents, .. }| Protection { sinks, recents });
-    // Any tensor serves where none is read.
-    let any = || ranges.offsets.clone().reshape([batch * kv_heads]);
-    let [positions, newest] = match protected {
-        Some(Protected { positions, newest, .. }) => [positions.clone(), newest.clone()],
-        None => [any(), any()],
-    };
     let args = ArgminSlotsArgs {
         scores: scores.into_dispatch(),
         offsets: ranges.offsets.clone().into_dispatch(),
         lengths: ranges.lengths.clone().into_dispatch(),
-        positions: positions.into_dispatch(),
-        newest: newest.into_dispatch(),
+        positions: protected.map(|protected| protected.positions.clone()).into(),
+        newest: protected.map(|protected| protected.newest.clone()).into(),
         protection,
     };
     Ok(Tensor::from_dispatch(<Dispatch as ArgminSlotsOps>::argmin_slots(args)))

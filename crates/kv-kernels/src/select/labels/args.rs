@@ -3,8 +3,9 @@
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
 
-/// The arguments of [`crate::label_scores`]. `lists` and `sources` may be any tensor unless rows
-/// share lists.
+use crate::backend::optional::OptionalInt;
+
+/// The arguments of [`crate::label_scores`].
 #[derive(ExtensionType)]
 pub(crate) struct LabelScoresArgs<B: Backend> {
     /// `[B, Hq, D]`
@@ -19,12 +20,12 @@ pub(crate) struct LabelScoresArgs<B: Backend> {
     pub(crate) channels: IntTensor<B>,
     /// `[B, Hq, 3]`
     pub(crate) budgets: IntTensor<B>,
-    /// `[B, Hq, 3 + M]`
-    pub(crate) lists: IntTensor<B>,
-    /// `[B, Hq, 1 or 2]`
-    pub(crate) sources: IntTensor<B>,
-    /// Whether rows share lists.
-    pub(crate) shares: bool,
+    /// `[B, Hq, 3 + M]`, where rows share lists.
+    #[extension_type]
+    pub(crate) lists: OptionalInt<B>,
+    /// `[B, Hq, 1 or 2]`, where rows share lists.
+    #[extension_type]
+    pub(crate) sources: OptionalInt<B>,
     pub(crate) layer: usize,
     pub(crate) period: usize,
     /// `T`

@@ -28,7 +28,7 @@ mod cpu {
     use burn::backend::Flex;
 
     use super::LabelsOps;
-    use crate::backend::host_buffers::{slice, wide};
+    use crate::backend::host_buffers::{dims, slice, wide};
     use crate::select::labels::args::LabelScoresArgs;
     use crate::select::labels::reference::Labels;
     use crate::select::scored_rows::ScoredRowTensors;
@@ -36,12 +36,14 @@ mod cpu {
     impl LabelsOps for Flex {
         fn label_scores(args: LabelScoresArgs<Self>) -> ScoredRowTensors<Self> {
             let [_, heads, head_dim] = args.query.layout().shape().dims();
-            let [[_, _, width], [_, _, source_width]] =
-                [&args.lists, &args.sources].map(|tensor| tensor.layout().shape().dims());
             let [query, keys] = [&args.query, &args.keys].map(wide);
-            let [offsets, lengths, channels, budgets, lists, sources] =
-                [args.offsets, args.lengths, args.channels, args.budgets, args.lists, args.sources]
+            let [offsets, lengths, channels, budgets] =
+                [args.offsets, args.lengths, args.channels, args.budgets]
                     .map(|tensor| tensor.to_contiguous());
+            let shared = args.lists.into_option().zip(args.sources.into_option());
+            let shared = shared.map(|(lists, sources)| {
+                [lists, sources].map(|rows| (rows.to_contiguous(), dims::<3>(&rows)[2]))
+            });
             let found = Labels {
                 query: &query,
                 keys: &keys,
@@ -49,9 +51,9 @@ mod cpu {
                 lengths: slice(&lengths),
                 channels: slice(&channels),
                 budgets: slice(&budgets),
-                shared: args
-                    .shares
-                    .then(|| [(slice(&lists), width), (slice(&sources), source_width)]),
+                shared: shared
+                    .as_ref()
+                    .map(|both| both.each_ref().map(|(rows, width)| (slice(rows), *width))),
                 layer: args.layer,
                 period: args.period,
                 heads,

@@ -17,24 +17,27 @@ pub(super) fn run(args: LabelScoresArgs<CubeBackend>) -> ScoredRowTensors<CubeBa
     let query = args.query;
     let [batch, heads, head_dim] = query.shape().dims();
     let rows = batch * heads;
-    let [[_, _, labels], [_, _, width], [_, _, source_width]] =
-        [&args.channels, &args.lists, &args.sources].map(|tensor| tensor.shape().dims());
+    let [_, _, labels] = args.channels.shape().dims();
+    let shares = args.lists.as_ref().is_some();
+    let [width, source_width] = [&args.lists, &args.sources]
+        .map(|tensor| tensor.as_ref().map_or(0, |tensor| tensor.shape()[2]));
     let shape = [rows, args.columns];
     let scored = ScoredRowTensors::empty(&query, shape);
+    let budgets = into_contiguous(args.budgets);
     let arg = |tensor: CubeTensor| into_contiguous(tensor).into_buffer_arg();
     let of = LabelRowsLaunch::new(
         arg(args.offsets.clone()),
         arg(args.lengths),
         arg(args.channels),
-        arg(args.budgets),
+        arg(budgets.clone()),
         heads,
         rows / args.offsets.shape().num_elements(),
         head_dim,
         labels,
     );
     let kept = KeptListsLaunch::new(
-        arg(args.lists),
-        arg(args.sources),
+        arg(args.lists.or_stand_in(&budgets)),
+        arg(args.sources.or_stand_in(&budgets)),
         width,
         source_width,
         args.layer,
@@ -50,7 +53,7 @@ pub(super) fn run(args: LabelScoresArgs<CubeBackend>) -> ScoredRowTensors<CubeBa
         of,
         kept,
         scored.launched(shape),
-        args.shares,
+        shares,
         elem_type(query.dtype),
     );
     scored

@@ -89,11 +89,6 @@ pub fn label_scores(
             return Err(check.unsupported("period", 0, "at least 1 step"));
         }
     }
-    // A backend extension takes no optional tensors. Any tensor serves where none is read.
-    let [lists, sources] = match due {
-        Some(due) => [due.lists, due.sources].map(Tensor::clone),
-        None => [budgets, budgets].map(Tensor::clone),
-    };
     let scored = <Dispatch as LabelsOps>::label_scores(LabelScoresArgs {
         query: query.into_dispatch(),
         keys: keys.clone().into_dispatch(),
@@ -101,9 +96,8 @@ pub fn label_scores(
         lengths: ranges.lengths.clone().into_dispatch(),
         channels: channels.clone().into_dispatch(),
         budgets: budgets.clone().into_dispatch(),
-        lists: lists.into_dispatch(),
-        sources: sources.into_dispatch(),
-        shares: due.is_some(),
+        lists: due.map(|due| due.lists.clone()).into(),
+        sources: due.map(|due| due.sources.clone()).into(),
         layer,
         period,
         columns: longest,

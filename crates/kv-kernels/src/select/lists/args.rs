@@ -3,6 +3,8 @@
 use burn::backend::tensor::IntTensor;
 use burn::backend::{Backend, ExtensionType};
 
+use crate::backend::optional::OptionalInt;
+
 /// The newly chosen lists, and where they are stored.
 #[derive(ExtensionType)]
 pub(crate) struct KeepListsArgs<B: Backend> {
@@ -18,10 +20,11 @@ pub(crate) struct KeepListsArgs<B: Backend> {
     pub(crate) budgets: IntTensor<B>,
     /// `[B, Hkv]`
     pub(crate) lengths: IntTensor<B>,
-    /// `[layers, B, Hq, 3 + M]`, written in place where there is a layer.
-    pub(crate) board: IntTensor<B>,
-    /// The layer whose part of the board gets the lists, if any.
-    pub(crate) layer: Option<usize>,
+    /// `[layers, B, Hq, 3 + M]`, written in place.
+    #[extension_type]
+    pub(crate) board: OptionalInt<B>,
+    /// The layer whose part of the board gets the lists.
+    pub(crate) layer: usize,
 }
 
 /// The lists whose slots are returned.

@@ -7,6 +7,7 @@ use burn::backend::{Backend, backend_extension};
 use burn_cubecl::CubeBackend;
 
 use super::args::{KeepListsArgs, ListSlotsArgs};
+use crate::backend::optional::OptionalInt;
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait ListsOps: Backend {
@@ -14,7 +15,7 @@ pub(crate) trait ListsOps: Backend {
     /// of the board. Returns lists and board.
     fn keep_lists(
         #[extension_type] args: KeepListsArgs<Self>,
-    ) -> (IntTensor<Self>, IntTensor<Self>);
+    ) -> (IntTensor<Self>, OptionalInt<Self>);
 
     /// The slots that lists name, `[R, width]`, and the number of each row's slots, `[R]`.
     fn list_slots(
@@ -24,7 +25,7 @@ pub(crate) trait ListsOps: Backend {
 
 #[cfg(feature = "gpu")]
 impl ListsOps for CubeBackend {
-    fn keep_lists(args: KeepListsArgs<Self>) -> (IntTensor<Self>, IntTensor<Self>) {
+    fn keep_lists(args: KeepListsArgs<Self>) -> (IntTensor<Self>, OptionalInt<Self>) {
         super::launch::keep(args)
     }
 
@@ -41,13 +42,14 @@ mod cpu {
     use burn_flex::FlexTensor;
 
     use super::ListsOps;
-    use crate::backend::host_buffers::{listed, owned, slice};
+    use crate::backend::host_buffers::{listed, owned, slice, slice_mut};
+    use crate::backend::optional::OptionalInt;
     use crate::select::lists::args::{KeepListsArgs, ListSlotsArgs};
     use crate::select::lists::reference::{NewLists, slots};
 
     impl ListsOps for Flex {
-        fn keep_lists(args: KeepListsArgs<Self>) -> (FlexTensor, FlexTensor) {
-            let (mut lists, mut board) = (owned(args.lists), owned(args.board));
+        fn keep_lists(args: KeepListsArgs<Self>) -> (FlexTensor, OptionalInt<Self>) {
+            let mut lists = owned(args.lists);
             let [indices, found, wanted, budgets, lengths] =
                 [args.indices, args.found, args.wanted, args.budgets, args.lengths]
                     .map(|tensor| tensor.to_contiguous());
@@ -58,12 +60,13 @@ mod cpu {
                 budgets: slice(&budgets),
                 lengths: slice(&lengths),
             };
-            let own = lists.storage_mut::<i32>();
+            let own = slice_mut::<i32>(&mut lists);
             new.keep(own);
-            if let Some(layer) = args.layer {
-                let count = own.len();
-                board.storage_mut::<i32>()[layer * count..][..count].copy_from_slice(own);
-            }
+            let board = args.board.map(|board| {
+                let (mut board, count) = (owned(board), own.len());
+                slice_mut::<i32>(&mut board)[args.layer * count..][..count].copy_from_slice(own);
+                board
+            });
             (lists, board)
         }
 

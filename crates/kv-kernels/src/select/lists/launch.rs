@@ -10,16 +10,17 @@ use cubecl::prelude::*;
 use super::args::{KeepListsArgs, ListSlotsArgs};
 use super::kernel::{self, ListSizesLaunch, ListedSlotsLaunch, NewListsLaunch, ReadListsLaunch};
 use crate::backend::client::empty_like;
+use crate::backend::optional::OptionalInt;
 
 /// A tensor without gaps, as a kernel's argument.
 fn arg(tensor: CubeTensor) -> BufferArg {
     into_contiguous(tensor).into_buffer_arg()
 }
 
-/// Writes into the buffers of the lists and, where there is a layer, of the board.
-pub(super) fn keep(args: KeepListsArgs<CubeBackend>) -> (CubeTensor, CubeTensor) {
+/// Writes into the buffers of the lists and, where there is one, of the board.
+pub(super) fn keep(args: KeepListsArgs<CubeBackend>) -> (CubeTensor, OptionalInt<CubeBackend>) {
     let KeepListsArgs { lists, indices, found, wanted, budgets, lengths, board, layer } = args;
-    let (lists, board) = (into_contiguous(lists), into_contiguous(board));
+    let (lists, board) = (into_contiguous(lists), board.map(into_contiguous));
     let [batch, heads, width] = lists.shape().dims();
     let rows = batch * heads;
     let group = rows / lengths.shape().num_elements();
@@ -30,10 +31,10 @@ pub(super) fn keep(args: KeepListsArgs<CubeBackend>) -> (CubeTensor, CubeTensor)
         cube_dim,
         lists.clone().into_buffer_arg(),
         NewListsLaunch::new(arg(indices), arg(found), arg(wanted), arg(budgets), arg(lengths)),
-        board.clone().into_buffer_arg(),
-        layer.unwrap_or_default(),
+        board.clone().or_new(&lists).into_buffer_arg(),
+        layer,
         ListSizesLaunch::new(rows, width, group),
-        layer.is_some(),
+        board.as_ref().is_some(),
     );
     (lists, board)
 }

@@ -10,7 +10,7 @@ mod launch;
 mod reference;
 
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 
 use crate::backend::check::Check;
 use crate::select::scored_rows::BUDGETS;
@@ -68,19 +68,7 @@ pub fn keep_lists(
         }
         layer = *own;
     }
-    let device = check.device();
-    let posted = match &board {
-        Some(_) => None,
-        // A placeholder in a buffer of its own, since a kernel binds it.
-        None => Some(Tensor::<4, Int>::empty([1, 1, 1, 4], (&device, DType::I32))),
-    };
-    let posts = board.is_some();
     let mut board = board.map(|(board, _)| board);
-    let to = match (&mut board, posted) {
-        (Some(board), _) => check.take_ints(*board),
-        (None, Some(placeholder)) => placeholder,
-        (None, None) => return Ok(()),
-    };
     let (own, posted) = <Dispatch as ListsOps>::keep_lists(KeepListsArgs {
         lists: check.take_ints(lists).into_dispatch(),
         indices: chosen.indices.clone().into_dispatch(),
@@ -88,11 +76,11 @@ pub fn keep_lists(
         wanted: wanted.clone().into_dispatch(),
         budgets: budgets.clone().into_dispatch(),
         lengths: ranges.lengths.clone().into_dispatch(),
-        board: to.into_dispatch(),
-        layer: posts.then_some(layer),
+        board: board.as_deref_mut().map(|board| check.take_ints(board)).into(),
+        layer,
     });
     *lists = Tensor::from_dispatch(own);
-    if let Some(board) = board {
+    if let Some((board, posted)) = board.zip(posted.into_option()) {
         *board = Tensor::from_dispatch(posted);
     }
     Ok(())

@@ -47,7 +47,7 @@ mod cpu {
     use half::{bf16, f16};
 
     use super::PagesOps;
-    use crate::backend::host_buffers::{listed, owned, slice, wide};
+    use crate::backend::host_buffers::{listed, owned, slice, slice_mut, wide};
     use crate::select::pages::args::{PageBoundsArgs, PageScoresArgs, PageSlotsArgs};
     use crate::select::pages::reference::{bound, score, slots};
     use crate::select::scored_rows::ScoredRowTensors;
@@ -64,7 +64,7 @@ mod cpu {
                 ($kind:ty, $load:expr) => {
                     bound(
                         slice::<$kind>(&keys),
-                        bounds.storage_mut::<$kind>(),
+                        slice_mut::<$kind>(&mut bounds),
                         ranges,
                         head_dim,
                         page,

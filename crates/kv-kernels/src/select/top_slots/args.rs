@@ -10,12 +10,17 @@ pub(crate) struct TopSlotsArgs<B: Backend> {
     pub(crate) scores: FloatTensor<B>,
     /// Scores of every row that are candidates, `[R]`.
     pub(crate) lengths: IntTensor<B>,
-    /// How many scores of each row are wanted, `[R]`; not read where `by_bound`.
-    pub(crate) counts: IntTensor<B>,
-    /// The lowest wanted score of each row, `[R]`; read where `by_bound`.
-    pub(crate) bounds: FloatTensor<B>,
+    #[extension_type]
+    pub(crate) wanted: WantedScores<B>,
     /// The most scores that are chosen of a row.
     pub(crate) most: usize,
-    /// Whether all scores from a bound on are wanted, not a number of them.
-    pub(crate) by_bound: bool,
+}
+
+/// [`crate::Choice`] as backends take it.
+#[derive(ExtensionType)]
+pub(crate) enum WantedScores<B: Backend> {
+    /// How many scores of each row are wanted, `[R]`.
+    Top(IntTensor<B>),
+    /// The lowest wanted score of each row, `[R]`.
+    Above(FloatTensor<B>),
 }

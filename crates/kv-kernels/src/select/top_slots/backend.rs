@@ -31,22 +31,27 @@ mod cpu {
     use super::TopSlotsOps;
     use crate::backend::host_buffers::{slice, wide};
     use crate::components::sentinels::NO_SLOT;
-    use crate::select::top_slots::args::TopSlotsArgs;
+    use crate::select::top_slots::args::{TopSlotsArgs, WantedScores};
     use crate::select::top_slots::reference::{above, top};
 
     impl TopSlotsOps for Flex {
         fn top_slots(args: TopSlotsArgs<Self>) -> (FlexTensor, FlexTensor) {
-            let TopSlotsArgs { scores, lengths, counts, bounds, most, by_bound } = args;
+            let TopSlotsArgs { scores, lengths, wanted, most } = args;
             let [rows, columns] = scores.layout().shape().dims();
-            let (scores, bounds) = (wide(&scores), wide(&bounds));
-            let (lengths, counts) = (lengths.to_contiguous(), counts.to_contiguous());
-            let (lengths, counts) = (slice::<i32>(&lengths), slice::<i32>(&counts));
+            let (scores, lengths) = (wide(&scores), lengths.to_contiguous());
+            let lengths = slice::<i32>(&lengths);
+            let wanted: WantedScores<Self> = match wanted {
+                WantedScores::Top(counts) => WantedScores::Top(counts.to_contiguous()),
+                WantedScores::Above(bounds) => WantedScores::Above(bounds.to_contiguous()),
+            };
             let (mut indices, mut found) = (Vec::with_capacity(rows * most), Vec::new());
             for (row, scores) in scores.chunks_exact(columns).enumerate() {
                 let scores = &scores[..lengths[row] as usize];
-                let chosen = match by_bound {
-                    true => above(scores, bounds[row]),
-                    false => top(scores, (counts[row] as usize).min(most)),
+                let chosen = match &wanted {
+                    WantedScores::Above(bounds) => above(scores, slice::<f32>(bounds)[row]),
+                    WantedScores::Top(counts) => {
+                        top(scores, (slice::<i32>(counts)[row] as usize).min(most))
+                    }
                 };
                 let count = chosen.len().min(most);
                 indices.extend(&chosen[..count]);

@@ -6,15 +6,20 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::args::TopSlotsArgs;
+use super::args::{TopSlotsArgs, WantedScores};
 use super::kernel::{ChosenSlotsLaunch, Rule, WantedRowsLaunch, top_slots_kernel};
 use crate::backend::client::{empty_like, grid, vector_lanes, widest_cube};
 use crate::components::top_k::Search;
 
 /// Returns chosen indices, and the number of each row's indices.
 pub(super) fn run(args: TopSlotsArgs<CubeBackend>) -> (CubeTensor, CubeTensor) {
-    let TopSlotsArgs { scores, lengths, counts, bounds, most, by_bound } = args;
-    let scores = into_contiguous(scores);
+    let TopSlotsArgs { scores, lengths, wanted, most } = args;
+    let (scores, lengths) = (into_contiguous(scores), into_contiguous(lengths));
+    // The kernel reads counts or bounds, and lengths stand in for the others.
+    let (counts, bounds, rule) = match wanted {
+        WantedScores::Top(counts) => (into_contiguous(counts), lengths.clone(), Rule::Top),
+        WantedScores::Above(bounds) => (lengths.clone(), into_contiguous(bounds), Rule::Above),
+    };
     let [rows, columns] = scores.shape().dims();
     let client = scores.client.clone();
     let indices = empty_like(&scores, Shape::from([rows, most]), DType::I32);
@@ -30,9 +35,9 @@ pub(super) fn run(args: TopSlotsArgs<CubeBackend>) -> (CubeTensor, CubeTensor) {
             lanes,
             WantedRowsLaunch::new(
                 scores.into_buffer_arg(),
-                into_contiguous(lengths).into_buffer_arg(),
-                into_contiguous(counts).into_buffer_arg(),
-                into_contiguous(bounds).into_buffer_arg(),
+                lengths.into_buffer_arg(),
+                counts.into_buffer_arg(),
+                bounds.into_buffer_arg(),
                 rows,
                 columns / lanes,
             ),
@@ -41,7 +46,7 @@ pub(super) fn run(args: TopSlotsArgs<CubeBackend>) -> (CubeTensor, CubeTensor) {
                 found.clone().into_buffer_arg(),
                 most,
             ),
-            if by_bound { Rule::Above } else { Rule::Top },
+            rule,
             Search { units, planes, weighted: false },
         );
     }

@@ -14,7 +14,7 @@ use burn::tensor::{DType, Int, Tensor};
 
 use crate::KernelError;
 use crate::backend::check::Check;
-use args::TopSlotsArgs;
+use args::{TopSlotsArgs, WantedScores};
 use backend::TopSlotsOps;
 
 const OP: &str = "top_slots";
@@ -75,21 +75,23 @@ pub fn top_slots(
         lengths.unwrap_or_else(|| Tensor::full([rows], columns as i32, (&device, DType::I32)));
     check.shape("lengths", &lengths, &[rows])?;
     check.int("lengths", &lengths)?;
-    let (counts, bounds, by_bound) = match choice {
-        Choice::Top(counts) => (counts, Tensor::empty([rows], (&device, DType::F32)), false),
-        Choice::Above(bounds) => (lengths.clone(), bounds, true),
+    let wanted = match choice {
+        Choice::Top(counts) => {
+            check.shape("counts", &counts, &[rows])?;
+            check.int("counts", &counts)?;
+            WantedScores::Top(counts.into_dispatch())
+        }
+        Choice::Above(bounds) => {
+            check.shape("bounds", &bounds, &[rows])?;
+            check.f32("bounds", &bounds)?;
+            WantedScores::Above(bounds.into_dispatch())
+        }
     };
-    check.shape("counts", &counts, &[rows])?;
-    check.int("counts", &counts)?;
-    check.shape("bounds", &bounds, &[rows])?;
-    check.f32("bounds", &bounds)?;
     let (indices, counts) = <Dispatch as TopSlotsOps>::top_slots(TopSlotsArgs {
         scores: scores.into_dispatch(),
         lengths: lengths.into_dispatch(),
-        counts: counts.into_dispatch(),
-        bounds: bounds.into_dispatch(),
+        wanted,
         most,
-        by_bound,
     });
     Ok(Chosen { indices: Tensor::from_dispatch(indices), counts: Tensor::from_dispatch(counts) })
 }

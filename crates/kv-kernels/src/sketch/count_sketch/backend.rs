@@ -46,7 +46,7 @@ mod cpu {
     use burn_flex::FlexTensor;
 
     use super::CountSketchOps;
-    use crate::backend::host_buffers::{dims, owned, rounded, slice, wide};
+    use crate::backend::host_buffers::{dims, owned, rounded, slice, slice_mut, wide};
     use crate::sketch::count_sketch::args::{InsertArgs, SketchTensors};
     use crate::sketch::count_sketch::reference::HostSketch;
 
@@ -75,8 +75,7 @@ mod cpu {
                 );
             }
             for (entries, sums) in [(&mut to_keys, key_sums), (&mut to_values, value_sums)] {
-                entries
-                    .storage_mut::<f32>()
+                slice_mut::<f32>(entries)
                     .iter_mut()
                     .zip(sums)
                     .for_each(|(entry, sum)| *entry += sum);

@@ -4,6 +4,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
 
 use super::SketchUpdateOptions;
+use crate::backend::optional::OptionalFloat;
 use crate::sketch::count_sketch::args::SketchTensors;
 use crate::slots::pool::SlotPools;
 
@@ -24,15 +25,15 @@ pub(crate) struct SketchUpdateArgs<B: Backend> {
     pub(crate) token_scores: FloatTensor<B>,
     /// `[P, 2]`
     pub(crate) moved: IntTensor<B>,
-    /// `[S, G]`; `[T, G]` where `by_token`.
-    pub(crate) slot_logits: FloatTensor<B>,
+    /// `[S, G]`, where they do not lie among the tokens' logits.
+    #[extension_type]
+    pub(crate) slot_logits: OptionalFloat<B>,
     /// `[T, G]`
     pub(crate) token_logits: FloatTensor<B>,
     /// `[B, Hq]`
     pub(crate) log_sum_exp: FloatTensor<B>,
     /// `[B]`
     pub(crate) newest: IntTensor<B>,
-    pub(crate) by_token: bool,
     pub(crate) options: SketchUpdateOptions,
 }
 

@@ -25,9 +25,10 @@ mod cpu {
     //! The implementation for the CPU, which runs the reference.
 
     use burn::backend::Flex;
+    use burn_flex::FlexTensor;
 
     use super::UpdateSketchOps;
-    use crate::backend::host_buffers::{dims, owned, rounded, rounding, slice, wide};
+    use crate::backend::host_buffers::{dims, owned, rounded, rounding, slice, slice_mut, wide};
     use crate::sketch::count_sketch::args::SketchTensors;
     use crate::sketch::update_sketch::args::{SketchUpdateArgs, UpdatedSketch};
     use crate::sketch::update_sketch::reference::{Host, HostLogits};
@@ -35,7 +36,7 @@ mod cpu {
 
     impl UpdateSketchOps for Flex {
         fn update_sketch(args: SketchUpdateArgs<Self>) -> UpdatedSketch<Self> {
-            let SketchUpdateArgs { sketch, pool, by_token, options, .. } = args;
+            let SketchUpdateArgs { sketch, pool, options, .. } = args;
             let tables = sketch.tables();
             let (shape, dtype) = (dims::<2>(&pool.keys), pool.keys.dtype());
             let (mut keys, mut values) = (wide(&pool.keys), wide(&pool.values));
@@ -46,24 +47,24 @@ mod cpu {
             let host = sketch.on_host(&tables);
             let [mut sketch_keys, mut sketch_values] = [sketch.keys, sketch.values].map(owned);
             let [offsets, newest] = [args.offsets, args.newest].map(|ints| ints.to_contiguous());
-            let [slot_logits, token_logits, log_sum_exp] =
-                [args.slot_logits, args.token_logits, args.log_sum_exp]
-                    .map(|tensor| tensor.to_contiguous());
+            let [token_logits, log_sum_exp] =
+                [args.token_logits, args.log_sum_exp].map(|tensor| tensor.to_contiguous());
+            let slot_logits = args.slot_logits.as_ref().map(FlexTensor::to_contiguous);
             Host {
                 sketch: host,
-                entries: [sketch_keys.storage_mut::<f32>(), sketch_values.storage_mut::<f32>()],
+                entries: [slice_mut::<f32>(&mut sketch_keys), slice_mut::<f32>(&mut sketch_values)],
                 slots: [&mut keys, &mut values],
-                positions: positions.storage_mut::<i32>(),
+                positions: slice_mut::<i32>(&mut positions),
                 offsets: slice(&offsets),
-                lengths: lengths.storage_mut::<i32>(),
-                slot_scores: slot_scores.storage_mut::<f32>(),
-                token_scores: token_scores.storage_mut::<f32>(),
-                moved: moved.storage_mut::<i32>(),
+                lengths: slice_mut::<i32>(&mut lengths),
+                slot_scores: slice_mut::<f32>(&mut slot_scores),
+                token_scores: slice_mut::<f32>(&mut token_scores),
+                moved: slice_mut::<i32>(&mut moved),
                 round: rounding(dtype),
             }
             .update(
                 &HostLogits {
-                    slots: (!by_token).then(|| slice(&slot_logits)),
+                    slots: slot_logits.as_ref().map(slice),
                     tokens: slice(&token_logits),
                     log_sum_exp: slice(&log_sum_exp),
                 },
@@ -85,7 +86,6 @@ mod cpu {
                     values: rounded(values, shape, dtype),
                     positions,
                     log_weights: pool.log_weights,
-                    weighted: pool.weighted,
                 },
                 lengths,
                 slot_scores,

@@ -54,18 +54,19 @@ pub(super) fn run(args: SketchUpdateArgs<CubeBackend>) -> UpdatedSketch<CubeBack
     let wanted = (slots / total_kv_heads.max(1) / 2).max(if accumulates { longest / 8 } else { 0 });
     let widest = (client.properties().hardware.max_units_per_cube as usize).min(MOST_UNITS);
     let units = wanted.next_power_of_two().clamp(LEAST_UNITS, widest.max(LEAST_UNITS));
+    let by_token = args.slot_logits.as_ref().is_none();
     let blueprint = |units: usize, ahead: usize| Blueprint {
         ahead,
         group,
-        by_token: args.by_token,
+        by_token,
         units,
         planes: planes_of(&client, units),
     };
     let shape = Shape::from([total_kv_heads * parts]);
     let tops = empty_like(&pool.keys, shape.clone(), DType::F32);
     let tops_at = empty_like(&pool.keys, shape, DType::I32);
-    let [slot_logits, token_logits, log_sum_exp] =
-        [args.slot_logits, args.token_logits, args.log_sum_exp].map(into_contiguous);
+    let [token_logits, log_sum_exp] = [args.token_logits, args.log_sum_exp].map(into_contiguous);
+    let slot_logits = args.slot_logits.or_stand_in(&token_logits);
     let slack = i32::try_from(args.options.slack).unwrap_or(i32::MAX).min(i32::MAX / 2);
     let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
     let scored_slots = || {

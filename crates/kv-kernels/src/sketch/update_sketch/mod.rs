@@ -150,7 +150,6 @@ pub fn update_sketch(
     check.shape("log_sum_exp", &logits.log_sum_exp, &[batch, kv_heads * group])?;
     check.f32("log_sum_exp", &logits.log_sum_exp)?;
 
-    let by_token = logits.slots.is_none();
     let args = SketchUpdateArgs {
         sketch: sketch.take(&check, config),
         pool: pool.take(&check),
@@ -159,11 +158,10 @@ pub fn update_sketch(
         slot_scores: check.take(scores.slots).into_dispatch(),
         token_scores: check.take(scores.tokens).into_dispatch(),
         moved: check.take_ints(scores.moved).into_dispatch(),
-        slot_logits: logits.slots.unwrap_or_else(|| logits.tokens.clone()).into_dispatch(),
+        slot_logits: logits.slots.into(),
         token_logits: logits.tokens.into_dispatch(),
         log_sum_exp: logits.log_sum_exp.into_dispatch(),
         newest: newest.into_dispatch(),
-        by_token,
         options,
     };
     let updated = <Dispatch as UpdateSketchOps>::update_sketch(args);

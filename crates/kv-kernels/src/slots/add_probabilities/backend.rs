@@ -45,7 +45,7 @@ mod cpu {
     use burn_flex::FlexTensor;
 
     use super::AddProbabilitiesOps;
-    use crate::backend::host_buffers::{owned, slice, wide};
+    use crate::backend::host_buffers::{owned, slice, slice_mut, wide};
     use crate::slots::add_probabilities::args::ProbabilityArgs;
     use crate::slots::add_probabilities::reference::Probabilities;
 
@@ -62,7 +62,7 @@ mod cpu {
                 lengths: slice(&lengths),
                 reduction,
             };
-            let written = sums.storage_mut::<f32>();
+            let written = slice_mut::<f32>(&mut sums);
             probabilities.each(|slot, own, _| written[slot] += own);
             sums
         }
@@ -85,7 +85,7 @@ mod cpu {
                 lengths: slice(&lengths),
                 reduction,
             };
-            let (written, known) = (sums.storage_mut::<f32>(), norms.storage_mut::<f32>());
+            let (written, known) = (slice_mut::<f32>(&mut sums), slice_mut::<f32>(&mut norms));
             probabilities.each(|slot, own, last| {
                 if last {
                     let value = &values[slot * head_dim..][..head_dim];

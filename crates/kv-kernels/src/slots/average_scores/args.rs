@@ -4,6 +4,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, ExtensionType};
 
 use super::AverageWeights;
+use crate::backend::optional::OptionalFloat;
 
 /// The averages of slots, and the scores that are added to them.
 #[derive(ExtensionType)]
@@ -14,9 +15,8 @@ pub(crate) struct AverageScoresArgs<B: Backend> {
     pub(crate) log_samples: FloatTensor<B>,
     /// `[S, G]`
     pub(crate) logits: FloatTensor<B>,
-    /// `[S]` where `weighted`, else any tensor.
-    pub(crate) log_weights: FloatTensor<B>,
-    /// Whether slots have weights.
-    pub(crate) weighted: bool,
+    /// `[S]`
+    #[extension_type]
+    pub(crate) log_weights: OptionalFloat<B>,
     pub(crate) weights: AverageWeights,
 }

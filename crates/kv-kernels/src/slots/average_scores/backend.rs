@@ -31,20 +31,20 @@ mod cpu {
     use burn_flex::FlexTensor;
 
     use super::AverageScoresOps;
-    use crate::backend::host_buffers::{owned, slice};
+    use crate::backend::host_buffers::{owned, slice, slice_mut};
     use crate::slots::average_scores::args::AverageScoresArgs;
     use crate::slots::average_scores::reference::average;
 
     impl AverageScoresOps for Flex {
         fn average_scores(args: AverageScoresArgs<Self>) -> (FlexTensor, FlexTensor) {
             let [mut log_scores, mut log_samples] = [args.log_scores, args.log_samples].map(owned);
-            let (logits, log_weights) =
-                (args.logits.to_contiguous(), args.log_weights.to_contiguous());
+            let logits = args.logits.to_contiguous();
+            let log_weights = args.log_weights.as_ref().map(FlexTensor::to_contiguous);
             average(
-                log_scores.storage_mut::<f32>(),
-                log_samples.storage_mut::<f32>(),
+                slice_mut::<f32>(&mut log_scores),
+                slice_mut::<f32>(&mut log_samples),
                 slice(&logits),
-                args.weighted.then(|| slice(&log_weights)),
+                log_weights.as_ref().map(slice),
                 args.weights,
             );
             (log_scores, log_samples)

@@ -12,8 +12,9 @@ use super::kernel::{Blueprint, ScoreWeightsLaunch, average_scores_kernel};
 
 /// Updates the averages in the tensors' own buffers.
 pub(super) fn run(args: AverageScoresArgs<CubeBackend>) -> (CubeTensor, CubeTensor) {
-    let AverageScoresArgs { log_scores, log_samples, logits, log_weights, weighted, weights } =
-        args;
+    let AverageScoresArgs { log_scores, log_samples, logits, log_weights, weights } = args;
+    let weighted = log_weights.as_ref().is_some();
+    let logits = into_contiguous(logits);
     let [slots, group] = logits.shape().dims();
     let client = logits.client.clone();
     let cube_dim = CubeDim::new(&client, slots);
@@ -23,8 +24,8 @@ pub(super) fn run(args: AverageScoresArgs<CubeBackend>) -> (CubeTensor, CubeTens
         cube_dim,
         log_scores.clone().into_buffer_arg(),
         log_samples.clone().into_buffer_arg(),
-        into_contiguous(logits).into_buffer_arg(),
-        into_contiguous(log_weights).into_buffer_arg(),
+        logits.clone().into_buffer_arg(),
+        log_weights.or_stand_in(&logits).into_buffer_arg(),
         slots,
         ScoreWeightsLaunch::new(weights.new, weights.old),
         Blueprint { group, weighted },

@@ -55,22 +55,15 @@ pub fn average_scores(
     check.shape("logits", &logits, &[slots, group])?;
     check.filled("logits", &logits)?;
     check.f32("logits", &logits)?;
-    let weighted = log_weights.is_some();
-    // Any tensor serves where none is read.
-    let log_weights = match log_weights {
-        Some(log_weights) => {
-            check.shape("log_weights", &log_weights, &[slots])?;
-            check.f32("log_weights", &log_weights)?;
-            log_weights
-        }
-        None => Tensor::empty([1], (&check.device(), burn::tensor::DType::F32)),
-    };
+    if let Some(log_weights) = &log_weights {
+        check.shape("log_weights", log_weights, &[slots])?;
+        check.f32("log_weights", log_weights)?;
+    }
     let args = AverageScoresArgs {
         log_scores: check.take(log_scores).into_dispatch(),
         log_samples: check.take(log_samples).into_dispatch(),
         logits: logits.into_dispatch(),
-        log_weights: log_weights.into_dispatch(),
-        weighted,
+        log_weights: log_weights.into(),
         weights,
     };
     let (scores, samples) = <Dispatch as AverageScoresOps>::average_scores(args);

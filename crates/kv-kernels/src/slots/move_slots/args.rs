@@ -3,6 +3,8 @@
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
 
+use crate::backend::optional::OptionalFloat;
+
 /// Lists of kept slots ([`crate::KeepLists`]).
 #[derive(ExtensionType)]
 pub(crate) struct Lists<B: Backend> {
@@ -23,24 +25,28 @@ pub(crate) struct Drops<B: Backend> {
 }
 
 /// Up to [`SCALARS`] pools of one number a slot, written in place. A backend extension takes no
-/// lists, so each pool is a field. Fields from `count` on hold any tensor.
+/// lists, so each pool is a field.
 #[derive(ExtensionType)]
 pub(crate) struct Scalars<B: Backend> {
-    pub(crate) first: FloatTensor<B>,
-    pub(crate) second: FloatTensor<B>,
-    pub(crate) third: FloatTensor<B>,
-    pub(crate) fourth: FloatTensor<B>,
-    pub(crate) fifth: FloatTensor<B>,
-    pub(crate) sixth: FloatTensor<B>,
-    pub(crate) count: usize,
+    #[extension_type]
+    pub(crate) first: OptionalFloat<B>,
+    #[extension_type]
+    pub(crate) second: OptionalFloat<B>,
+    #[extension_type]
+    pub(crate) third: OptionalFloat<B>,
+    #[extension_type]
+    pub(crate) fourth: OptionalFloat<B>,
+    #[extension_type]
+    pub(crate) fifth: OptionalFloat<B>,
+    #[extension_type]
+    pub(crate) sixth: OptionalFloat<B>,
 }
 
 impl<B: Backend> Scalars<B> {
-    /// Fills the fields with `pools`, at most [`SCALARS`], and the rest with `any`.
-    pub(crate) fn new(pools: Vec<FloatTensor<B>>, any: FloatTensor<B>) -> Self {
-        let count = pools.len();
+    /// Fills the fields with `pools`, at most [`SCALARS`].
+    pub(crate) fn new(pools: Vec<FloatTensor<B>>) -> Self {
         let mut pools = pools.into_iter();
-        let mut next = || pools.next().unwrap_or_else(|| any.clone());
+        let mut next = || pools.next().map_or(OptionalFloat::Absent, OptionalFloat::Present);
         Self {
             first: next(),
             second: next(),
@@ -48,14 +54,13 @@ impl<B: Backend> Scalars<B> {
             fourth: next(),
             fifth: next(),
             sixth: next(),
-            count,
         }
     }
 
     /// The pools.
     pub(crate) fn into_pools(self) -> Vec<FloatTensor<B>> {
         let all = [self.first, self.second, self.third, self.fourth, self.fifth, self.sixth];
-        all.into_iter().take(self.count).collect()
+        all.into_iter().filter_map(OptionalFloat::into_option).collect()
     }
 
     /// Changes every pool with a function.
@@ -63,8 +68,7 @@ impl<B: Backend> Scalars<B> {
         self,
         change: impl FnOnce(Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>>,
     ) -> Self {
-        let any = self.sixth.clone();
-        Self::new(change(self.into_pools()), any)
+        Self::new(change(self.into_pools()))
     }
 }
 

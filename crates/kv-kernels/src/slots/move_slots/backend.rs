@@ -87,12 +87,11 @@ impl MoveSlotsOps for CubeBackend {
 mod cpu {
     //! The implementation for the CPU, which runs the reference.
 
-    use burn::backend::{DType, Flex, TensorData};
+    use burn::backend::{Flex, TensorData};
     use burn_flex::FlexTensor;
-    use half::{bf16, f16};
 
     use super::MoveSlotsOps;
-    use crate::backend::host_buffers::{owned, rounded, slice, wide};
+    use crate::backend::host_buffers::{owned, rounded, slice, slice_mut, wide, with_element};
     use crate::slots::move_slots::args::{Drops, Lists, Scalars};
     use crate::slots::move_slots::reference::{compact, copy, drop_rows};
     use crate::slots::pool::SlotPools;
@@ -106,20 +105,18 @@ mod cpu {
         ) -> SlotPools<Self> {
             let (rows, slots) = (rows.to_contiguous(), slots.to_contiguous());
             let (rows, slots) = (slice::<i32>(&rows), slice::<i32>(&slots));
-            let log_weights = match (from.weighted, to.weighted) {
-                (true, true) => moved(from.log_weights, rows, to.log_weights, slots),
-                (false, true) => {
+            let log_weights = to.log_weights.map(|to| match from.log_weights.into_option() {
+                Some(from) => moved(from, rows, to, slots),
+                None => {
                     let fresh = FlexTensor::from_data(TensorData::new(vec![0.0f32], [1]));
-                    moved(fresh, &vec![0; slots.len()], to.log_weights, slots)
+                    moved(fresh, &vec![0; slots.len()], to, slots)
                 }
-                _ => to.log_weights,
-            };
+            });
             SlotPools {
                 keys: moved(from.keys, rows, to.keys, slots),
                 values: moved(from.values, rows, to.values, slots),
                 positions: moved(from.positions, rows, to.positions, slots),
                 log_weights,
-                weighted: to.weighted,
             }
         }
 
@@ -135,11 +132,7 @@ mod cpu {
                 keys: compacted(pools.keys, lists),
                 values: compacted(pools.values, lists),
                 positions: compacted(pools.positions, lists),
-                log_weights: match pools.weighted {
-                    true => compacted(pools.log_weights, lists),
-                    false => pools.log_weights,
-                },
-                weighted: pools.weighted,
+                log_weights: pools.log_weights.map(|weights| compacted(weights, lists)),
             }
         }
 
@@ -163,13 +156,9 @@ mod cpu {
                 keys: dropped(pools.keys, drops),
                 values: dropped(pools.values, drops),
                 positions: dropped(pools.positions, drops),
-                log_weights: match pools.weighted {
-                    true => dropped(pools.log_weights, drops),
-                    false => pools.log_weights,
-                },
-                weighted: pools.weighted,
+                log_weights: pools.log_weights.map(|weights| dropped(weights, drops)),
             };
-            let own = lengths.storage_mut::<i32>().iter_mut().zip(victims.iter().zip(goes));
+            let own = slice_mut::<i32>(&mut lengths).iter_mut().zip(victims.iter().zip(goes));
             for (length, (&victim, &goes)) in own {
                 *length -= i32::from(goes != 0 && victim >= 0 && *length > 0);
             }
@@ -185,7 +174,7 @@ mod cpu {
             let (offsets, lengths) = (offsets.to_contiguous(), lengths.to_contiguous());
             let reset = |(pool, initial): (FlexTensor, f32)| {
                 let mut pool = owned(pool);
-                let values = pool.storage_mut::<f32>();
+                let values = slice_mut::<f32>(&mut pool);
                 for (&offset, &length) in slice::<i32>(&offsets).iter().zip(slice::<i32>(&lengths))
                 {
                     if length > 0 {
@@ -208,12 +197,9 @@ mod cpu {
             return moved(rounded(wide, shape, dtype), rows, to, slots);
         }
         let from = from.to_contiguous();
-        match to.dtype() {
-            DType::I32 => copy(slice::<i32>(&from), rows, to.storage_mut::<i32>(), slots, width),
-            DType::F16 => copy(slice::<f16>(&from), rows, to.storage_mut::<f16>(), slots, width),
-            DType::BF16 => copy(slice::<bf16>(&from), rows, to.storage_mut::<bf16>(), slots, width),
-            _ => copy(slice::<f32>(&from), rows, to.storage_mut::<f32>(), slots, width),
-        }
+        with_element!(to.dtype(), E => {
+            copy(slice::<E>(&from), rows, slice_mut::<E>(&mut to), slots, width);
+        });
         to
     }
 
@@ -221,12 +207,7 @@ mod cpu {
     fn compacted(pool: FlexTensor, lists: [&[i32]; 4]) -> FlexTensor {
         let mut pool = owned(pool);
         let width = pool.layout().shape().iter().skip(1).product();
-        match pool.dtype() {
-            DType::I32 => compact(pool.storage_mut::<i32>(), lists, width),
-            DType::F16 => compact(pool.storage_mut::<f16>(), lists, width),
-            DType::BF16 => compact(pool.storage_mut::<bf16>(), lists, width),
-            _ => compact(pool.storage_mut::<f32>(), lists, width),
-        }
+        with_element!(pool.dtype(), E => compact(slice_mut::<E>(&mut pool), lists, width));
         pool
     }
 
@@ -234,12 +215,7 @@ mod cpu {
     fn dropped(pool: FlexTensor, drops: [&[i32]; 4]) -> FlexTensor {
         let mut pool = owned(pool);
         let width = pool.layout().shape().iter().skip(1).product();
-        match pool.dtype() {
-            DType::I32 => drop_rows(pool.storage_mut::<i32>(), drops, width),
-            DType::F16 => drop_rows(pool.storage_mut::<f16>(), drops, width),
-            DType::BF16 => drop_rows(pool.storage_mut::<bf16>(), drops, width),
-            _ => drop_rows(pool.storage_mut::<f32>(), drops, width),
-        }
+        with_element!(pool.dtype(), E => drop_rows(slice_mut::<E>(&mut pool), drops, width));
         pool
     }
 }

@@ -40,7 +40,7 @@ pub(super) fn copy(
     let columns = from.keys.shape()[1] / lanes;
     let units = count * columns;
     let cube_dim = CubeDim::new(&client, units);
-    let weights = match (from.weighted, to.weighted) {
+    let weights = match (from.weighted(), to.weighted()) {
         (_, false) => CopiedWeights::None,
         (true, true) => CopiedWeights::Copied,
         (false, true) => CopiedWeights::Fresh,
@@ -102,7 +102,7 @@ pub(super) fn compact(
             ),
             pools.keys.shape()[1] / lanes,
             cube,
-            pools.weighted,
+            pools.weighted(),
             elem_type(pools.keys.dtype),
         );
     }
@@ -147,7 +147,7 @@ pub(super) fn drop(
                     total_kv_heads,
                 ),
                 columns,
-                DropBlueprint { weighted: pools.weighted, whole },
+                DropBlueprint { weighted: pools.weighted(), whole },
                 elem_type(pools.keys.dtype),
             );
         }

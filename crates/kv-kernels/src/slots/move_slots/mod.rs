@@ -10,7 +10,7 @@ mod launch;
 mod reference;
 
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 
 use crate::backend::check::Check;
 use crate::{KernelError, SlotPool, SlotRanges, SlotSource};
@@ -207,9 +207,8 @@ pub fn reset_last(
 }
 
 fn take(check: &Check, pools: &mut [&mut Tensor<1>]) -> Scalars<Dispatch> {
-    let any = Tensor::<1>::empty([1], (&check.device(), DType::F32)).into_dispatch();
     let taken = pools.iter_mut().map(|pool| check.take(pool).into_dispatch());
-    Scalars::new(taken.collect(), any)
+    Scalars::new(taken.collect())
 }
 
 fn put_back(pools: &mut [&mut Tensor<1>], changed: Scalars<Dispatch>) {

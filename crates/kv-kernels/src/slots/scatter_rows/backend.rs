@@ -61,26 +61,28 @@ impl ScatterRowsOps for CubeBackend {
 mod cpu {
     //! The implementation for the CPU, which runs the reference.
 
-    use burn::backend::{DType, Element, Flex};
+    use burn::backend::Flex;
     use burn_flex::FlexTensor;
-    use bytemuck::Pod;
-    use half::{bf16, f16};
 
     use super::ScatterRowsOps;
-    use crate::backend::host_buffers::{owned, slice};
+    use crate::backend::host_buffers::{owned, slice, slice_mut, with_element};
     use crate::slots::scatter_rows::reference::scatter;
 
     impl ScatterRowsOps for Flex {
         fn scatter_rows(pool: FlexTensor, slots: FlexTensor, rows: FlexTensor) -> FlexTensor {
-            match pool.dtype() {
-                DType::F16 => scatter_into::<f16>(pool, slots, rows),
-                DType::BF16 => scatter_into::<bf16>(pool, slots, rows),
-                _ => scatter_into::<f32>(pool, slots, rows),
-            }
+            let (mut pool, slots, rows) =
+                (owned(pool), slots.to_contiguous(), rows.to_contiguous());
+            let slots = slice::<i32>(&slots);
+            with_element!(pool.dtype(), E => {
+                let rows = slice::<E>(&rows);
+                let width = (rows.len() / slots.len().max(1)).max(1);
+                scatter(slice_mut::<E>(&mut pool), slots, rows, width);
+            });
+            pool
         }
 
         fn scatter_ints(pool: FlexTensor, slots: FlexTensor, values: FlexTensor) -> FlexTensor {
-            scatter_into::<i32>(pool, slots, values)
+            Self::scatter_rows(pool, slots, values)
         }
 
         fn assign(_to: FlexTensor, from: FlexTensor) -> FlexTensor {
@@ -90,20 +92,5 @@ mod cpu {
         fn assign_ints(_to: FlexTensor, from: FlexTensor) -> FlexTensor {
             from.to_contiguous()
         }
-    }
-
-    fn scatter_into<E: Element + Pod>(
-        pool: FlexTensor,
-        slots: FlexTensor,
-        rows: FlexTensor,
-    ) -> FlexTensor {
-        let mut pool = owned(pool);
-        let (slots, rows) = (slots.to_contiguous(), rows.to_contiguous());
-        let rows = slice::<E>(&rows);
-        let slots = slice::<i32>(&slots);
-        let (start, _) = pool.layout().contiguous_offsets().unwrap_or((0, 0));
-        let width = (rows.len() / slots.len().max(1)).max(1);
-        scatter(&mut pool.storage_mut::<E>()[start..], slots, rows, width);
-        pool
     }
 }
