@@ -178,6 +178,9 @@ pub(crate) struct Attention {
     pub(crate) by_head: bool,
 }
 
+/// Steps before the clock starts.
+pub(crate) const WARM_UP: usize = 8;
+
 /// Options of `throughput`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Throughput {
@@ -189,9 +192,13 @@ pub(crate) struct Throughput {
     #[arg(long, value_delimiter = ',', default_value = "1", value_parser = positive)]
     #[arg(allow_hyphen_values = true)]
     pub(crate) batches: Vec<usize>,
-    /// Decode steps that are timed, behind a few that are not.
+    /// Decode steps that are timed.
     #[arg(long, default_value_t = 64, value_parser = positive, allow_negative_numbers = true)]
     pub(crate) steps: usize,
+    /// Decode steps before the clock starts: kernels are compiled and tuned at their first use, and
+    /// steps that can be recorded are recorded. A policy's rare steps need more of them.
+    #[arg(long, default_value_t = WARM_UP, value_parser = positive, allow_negative_numbers = true)]
+    pub(crate) warm_up: usize,
     /// Memory in GiB for which to say how large a batch would be, from the bytes measured.
     #[arg(long, value_name = "GIB", value_parser = gibibytes, allow_negative_numbers = true)]
     pub(crate) memory_cap: Option<f64>,
@@ -205,7 +212,7 @@ pub(crate) struct Kernels {
     pub(crate) ops: Vec<Op>,
     /// Every kernel of the ops that have several, each forced at a few shapes, instead of the
     /// kernels that ops choose.
-    #[arg(long, conflicts_with = "ops")]
+    #[arg(long)]
     pub(crate) strategies: bool,
 }
 
@@ -227,6 +234,14 @@ pub(crate) enum Op {
     Balance,
     /// What KeepKV does behind a step's attention.
     MergeNearest,
+    /// Attention over quantised slots.
+    QuantizedAttention,
+    /// Attention over a sketch's tokens; with `--strategies` alone.
+    SketchAttention,
+    /// The nearest slot of every slot; with `--strategies` alone.
+    NearestSlots,
+    /// Steps of CIS; with `--strategies` alone.
+    CisAttention,
 }
 
 /// Floating-point types.

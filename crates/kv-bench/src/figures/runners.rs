@@ -151,6 +151,7 @@ pub(super) fn throughput(
         batches: asked_or(&options.batches, &figure.batches),
         steps: *figure.steps.of(quick),
         memory_cap: None,
+        warm_up: options::WARM_UP,
     };
     let policy_runs = bench.common.select_beside_full(&(figure.policies)(quick))?;
     throughput::measure(bench, &policy_runs, &options)

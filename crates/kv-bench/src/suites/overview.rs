@@ -2,7 +2,7 @@
 
 use super::{attention, perplexity, quality, throughput};
 use crate::bench::ModelBench;
-use crate::options::{Attention, Throughput};
+use crate::options::{Attention, Throughput, WARM_UP};
 use crate::prompts::{Mode, Prompts};
 
 /// Shares kept where no budget is given.
@@ -24,6 +24,7 @@ pub(crate) fn run(bench: &mut ModelBench<'_>) -> anyhow::Result<()> {
     attention::measure(bench, &policy_runs, &attention)?;
     let positions = bench.model.config().max_positions;
     let lengths = vec![1000.min(positions / 2)];
-    let throughput = Throughput { lengths, batches: vec![1], steps: 32, memory_cap: None };
+    let throughput =
+        Throughput { lengths, batches: vec![1], steps: 32, warm_up: WARM_UP, memory_cap: None };
     throughput::run(bench, &throughput)
 }

@@ -18,9 +18,6 @@ use crate::record::{Case, metric};
 
 const SUITE: &str = "throughput";
 const BUDGETS: [f64; 1] = [0.25];
-/// Steps before the clock starts: kernels are compiled and tuned at their first use, and steps that
-/// can be recorded are recorded.
-const WARM_UP: usize = 8;
 
 /// Runs the suite.
 pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Throughput) -> anyhow::Result<()> {
@@ -36,7 +33,8 @@ pub(crate) fn measure(
 ) -> anyhow::Result<()> {
     bench.remark(policy_runs, options.lengths.iter().copied().max().unwrap_or_default())?;
     let steps = if bench.common.quick { options.steps.min(16) } else { options.steps };
-    let (new, positions) = (WARM_UP + steps, bench.model.config().max_positions);
+    let warm_up = options.warm_up;
+    let (new, positions) = (warm_up + steps, bench.model.config().max_positions);
     if let Some(length) = options.lengths.iter().find(|length| *length + new > positions) {
         let longest = bench.model.config().longest();
         let [prompt, steps] = [(*length, "token"), (new, "step")].map(|(n, of)| counted(n, of));
@@ -47,7 +45,7 @@ pub(crate) fn measure(
     for &length in &options.lengths {
         for &batch in &options.batches {
             for policy_run in policy_runs {
-                let memory = time(bench, policy_run, length, batch, steps)?;
+                let memory = time(bench, policy_run, length, batch, [warm_up, steps])?;
                 if let Some(gib) = options.memory_cap {
                     largest_batch(bench, policy_run, length, batch, &memory, gib);
                 }
@@ -64,9 +62,9 @@ fn time(
     policy_run: &PolicyRun,
     length: usize,
     batch: usize,
-    steps: usize,
+    [warm_up, steps]: [usize; 2],
 ) -> anyhow::Result<MemoryReport> {
-    let new = WARM_UP + steps;
+    let new = warm_up + steps;
     let prompts = varied_prompts(bench, batch, length);
     let seeds: Vec<u64> = (0..batch as u64).collect();
     let start = || Session::start(&bench.model, policy_run.policy.clone(), &prompts, &seeds, new);
@@ -79,7 +77,7 @@ fn time(
     let first = clock.elapsed().as_secs_f64();
     let kept = decoder.session().memory();
 
-    for _ in 0..WARM_UP {
+    for _ in 0..warm_up {
         decoder.next_tokens()?;
     }
     // State that a policy makes at its first step counts.

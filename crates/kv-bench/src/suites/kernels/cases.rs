@@ -27,6 +27,7 @@ pub(super) struct Cases {
     pub(super) top_slots: Vec<Ranking>,
     pub(super) balance: Vec<Halving>,
     pub(super) merge_nearest: Vec<Attention>,
+    pub(super) quantized_attention: Vec<Quantized>,
 }
 
 /// The cases of every kernel by op.
@@ -35,6 +36,7 @@ pub(super) struct Strategies {
     /// Evictions have the same cases.
     pub(super) decode_attention: Vec<Attention>,
     pub(super) sketch_attention: Vec<Sketched>,
+    pub(super) quantized_attention: Vec<Quantized>,
     pub(super) prefill_attention: Vec<Attention>,
     pub(super) linear: Vec<Product>,
     pub(super) nearest_slots: Vec<Nearest>,
@@ -61,6 +63,15 @@ pub(super) struct Sketched {
     pub(super) buckets: usize,
     /// Of each bucket.
     pub(super) entries: usize,
+}
+
+/// Attention over quantised slots, continued from attention over as good as none.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub(super) struct Quantized {
+    #[serde(flatten)]
+    pub(super) attention: Attention,
+    pub(super) key_bits: usize,
+    pub(super) value_bits: usize,
 }
 
 /// Lists, each of whose slots seeks its nearest in a second list of as many.
@@ -123,6 +134,7 @@ impl Cases {
             (Op::TopSlots, self.top_slots.len()),
             (Op::Balance, self.balance.len()),
             (Op::MergeNearest, self.merge_nearest.len()),
+            (Op::QuantizedAttention, self.quantized_attention.len()),
         ];
         each.into_iter().filter(|(op, _)| wanted(*op)).map(|(_, count)| count).sum()
     }
@@ -137,6 +149,7 @@ impl Cases {
         self.top_slots.truncate(1);
         self.balance.truncate(1);
         self.merge_nearest.truncate(1);
+        self.quantized_attention.truncate(1);
         self
     }
 }
@@ -150,6 +163,14 @@ impl Attention {
     /// `B * Hkv`
     pub(super) fn pairs(&self) -> usize {
         self.batch * self.kv_heads
+    }
+}
+
+impl Quantized {
+    /// The attention's name, and the bits of keys and values.
+    pub(super) fn name(&self) -> String {
+        let Self { attention, key_bits, value_bits } = self;
+        format!("{} of {key_bits} and {value_bits} bits", attention.name())
     }
 }
 

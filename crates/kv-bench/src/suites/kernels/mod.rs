@@ -5,6 +5,7 @@ mod cases;
 mod clock;
 mod linear;
 mod merging;
+mod quantized;
 mod slots;
 mod strategies;
 
@@ -96,11 +97,15 @@ pub(crate) fn run(bench: &mut Bench, options: &Kernels) -> anyhow::Result<()> {
     let Problems { suite, strategies } = Problems::read()?;
     let cases = if bench.common.quick { suite.shortened() } else { suite };
     let mut lab = KernelBench::new(bench)?;
-    if options.strategies {
-        return strategies::run(&mut lab, &strategies);
-    }
     let wanted = |op: Op| options.ops.is_empty() || options.ops.contains(&op);
-    let mut progress = Progress::new(cases.count(wanted), SUITE);
+    if options.strategies {
+        return strategies::run(&mut lab, &strategies, wanted);
+    }
+    let count = cases.count(wanted);
+    if count == 0 {
+        bail!("these ops are timed by every kernel alone: add --strategies");
+    }
+    let mut progress = Progress::new(count, SUITE);
     if wanted(Op::DecodeAttention) {
         for case in &cases.decode_attention {
             if lab.holds(case) {
@@ -144,6 +149,12 @@ pub(crate) fn run(bench: &mut Bench, options: &Kernels) -> anyhow::Result<()> {
     if wanted(Op::MergeNearest) {
         for case in &cases.merge_nearest {
             merging::nearest(&mut lab, case)?;
+            progress.step();
+        }
+    }
+    if wanted(Op::QuantizedAttention) {
+        for case in &cases.quantized_attention {
+            quantized::attention(&mut lab, case)?;
             progress.step();
         }
     }

@@ -8,16 +8,18 @@ use kv_kernels::{
     BalanceStrategy, CisSelectOptions, CisStrategy, DecodeAttentionOptions, DecodeStrategy,
     Dilation, Earlier, EvictionOptions, EvictionScope, EvictionStrategy, HEAD_FIELDS, HeldSlots,
     IndexSets, KernelError, LinearOptions, LinearStrategy, NearestSlotsOptions,
-    NearestSlotsStrategy, PrefillOptions, PrefillStrategy, ScoreReduction, SetRule, Share,
-    SimilarityReduction, SketchHashes, SketchSource, SketchStrategy, SketchedTokens, SlotLists,
-    SlotRanges, cis_attention, decode_attention, evicting_attention, linear, log_norms,
-    nearest_slots, prefill_attention, sketch_attention,
+    NearestSlotsStrategy, PrefillOptions, PrefillStrategy, QuantizedStrategy, ScoreReduction,
+    SetRule, Share, SimilarityReduction, SketchHashes, SketchSource, SketchStrategy,
+    SketchedTokens, SlotLists, SlotRanges, cis_attention, decode_attention, evicting_attention,
+    linear, log_norms, nearest_slots, prefill_attention, sketch_attention,
 };
 
 use super::KernelBench;
-use super::cases::{Attention, Halving, Nearest, Product, Sketched, Strategies};
+use super::cases::{Attention, Halving, Nearest, Product, Quantized, Sketched, Strategies};
 use super::clock::{Clock, LaunchOutput};
+use super::quantized::QuantizedStep;
 use super::slots::Lists;
+use crate::options::Op;
 
 /// Slots that CIS attends to: sinks, slots of the highest attention, locals (PrHS, section V).
 const CIS_READ: [usize; 3] = [16, 432, 64];
@@ -26,15 +28,37 @@ const CIS_READ: [usize; 3] = [16, 432, 64];
 ///
 /// # Errors
 /// Where a kernel refuses a shape that it serves.
-pub(super) fn run(bench: &mut KernelBench<'_>, cases: &Strategies) -> anyhow::Result<()> {
-    cases.decode_attention.iter().try_for_each(|case| decode(bench, case))?;
-    cases.decode_attention.iter().try_for_each(|case| evicting(bench, case))?;
-    cases.sketch_attention.iter().try_for_each(|case| sketched(bench, case))?;
-    cases.prefill_attention.iter().try_for_each(|case| prefill(bench, case))?;
-    cases.linear.iter().try_for_each(|case| product(bench, case))?;
-    cases.nearest_slots.iter().try_for_each(|case| nearest(bench, case))?;
-    cases.balance.iter().try_for_each(|case| halve(bench, case))?;
-    cases.cis_attention.iter().try_for_each(|case| cis(bench, case))
+pub(super) fn run(
+    bench: &mut KernelBench<'_>,
+    cases: &Strategies,
+    wanted: impl Fn(Op) -> bool,
+) -> anyhow::Result<()> {
+    if wanted(Op::DecodeAttention) {
+        cases.decode_attention.iter().try_for_each(|case| decode(bench, case))?;
+        cases.decode_attention.iter().try_for_each(|case| evicting(bench, case))?;
+    }
+    if wanted(Op::SketchAttention) {
+        cases.sketch_attention.iter().try_for_each(|case| sketched(bench, case))?;
+    }
+    if wanted(Op::QuantizedAttention) {
+        cases.quantized_attention.iter().try_for_each(|case| quantized(bench, case))?;
+    }
+    if wanted(Op::PrefillAttention) {
+        cases.prefill_attention.iter().try_for_each(|case| prefill(bench, case))?;
+    }
+    if wanted(Op::Linear) {
+        cases.linear.iter().try_for_each(|case| product(bench, case))?;
+    }
+    if wanted(Op::NearestSlots) {
+        cases.nearest_slots.iter().try_for_each(|case| nearest(bench, case))?;
+    }
+    if wanted(Op::Balance) {
+        cases.balance.iter().try_for_each(|case| halve(bench, case))?;
+    }
+    if wanted(Op::CisAttention) {
+        cases.cis_attention.iter().try_for_each(|case| cis(bench, case))?;
+    }
+    Ok(())
 }
 
 /// Times each strategy that serves a case.
@@ -169,6 +193,15 @@ fn sketched(bench: &mut KernelBench<'_>, case: &Sketched) -> anyhow::Result<()> 
         let tokens = SketchedTokens { sketch, scores: &scores, newest: &newest, longest, strategy };
         let (query, pool) = (step.query.clone(), step.pools[i].clone());
         Ok(sketch_attention(query, pool, &step.ranges, slots, tokens)?.output)
+    })
+}
+
+fn quantized(bench: &mut KernelBench<'_>, case: &Quantized) -> anyhow::Result<()> {
+    let step = QuantizedStep::new(bench, case)?;
+    let task = format!("quantized_attention {}", case.name());
+    let strategies = [QuantizedStrategy::Portable, QuantizedStrategy::TensorCore];
+    each(bench, &task, step.pools.len(), step.work, &strategies, |i, strategy| {
+        step.attend(i, strategy)
     })
 }
 
