@@ -4,6 +4,7 @@
 mod attend;
 mod capacity;
 mod evict;
+mod fullness;
 mod memory;
 mod merge;
 mod options;
@@ -26,6 +27,8 @@ use crate::{Error, Result, SlotLayout};
 use state::States;
 
 pub use attend::NUMERATORS;
+use fullness::RangeSlots;
+pub use fullness::{FullRange, Fullness, LeavingSlots};
 pub use options::{CacheOptions, Room};
 pub(crate) use slots::Rows;
 pub(crate) use state_tensor::StateTensor;
@@ -76,6 +79,8 @@ pub struct LayerCache {
     pub(crate) states: States,
     /// The head range of every slot, `[S]`, made when first asked for.
     pub(crate) slot_ranges: OnceLock<Tensor<1, Int>>,
+    /// Where the slots of each head range are, made when first asked for.
+    pub(crate) range_slots: OnceLock<RangeSlots>,
     /// A flag for every head, `[B, Hkv]`, made when first asked for.
     pub(crate) every_head: OnceLock<Tensor<2, Int>>,
     pub(crate) options: CacheOptions,
@@ -100,6 +105,7 @@ impl LayerCache {
             limits: None,
             states: States::default(),
             slot_ranges: OnceLock::new(),
+            range_slots: OnceLock::new(),
             every_head: OnceLock::new(),
             layout,
             options,
@@ -225,6 +231,7 @@ impl LayerCache {
             state: state.map(|(name, own)| (name.clone(), own.to_device(device))).collect(),
             states: self.states.map(|state| state.to_device(device)),
             slot_ranges: OnceLock::new(),
+            range_slots: OnceLock::new(),
             every_head: OnceLock::new(),
             options: CacheOptions { device: device.clone(), ..self.options },
             ..self
@@ -269,6 +276,7 @@ impl Clone for LayerCache {
             limits: self.limits.clone(),
             states: self.states.map(|state| state.copied()),
             slot_ranges: OnceLock::new(),
+            range_slots: OnceLock::new(),
             every_head: OnceLock::new(),
             options: self.options.clone(),
         }

@@ -28,7 +28,9 @@ pub use host::{HostCache, HostLayer};
 pub use layer::state::{
     HostState, LoadState, PolicyState, SavedState, StateBytes, StepLengths, states_of,
 };
-pub use layer::{CacheOptions, LayerCache, NUMERATORS, Room, expect_shape};
+pub use layer::{
+    CacheOptions, FullRange, Fullness, LayerCache, LeavingSlots, NUMERATORS, Room, expect_shape,
+};
 pub use layout::SlotLayout;
 pub use memory::MemoryReport;
 pub use ranking::{rank, top};

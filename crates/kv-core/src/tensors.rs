@@ -40,8 +40,21 @@ pub(crate) fn listed(
     counts: Tensor<1, Int>,
 ) -> Tensor<2, Int> {
     let [rows, width] = indices.dims();
-    let wide = |numbers: Tensor<1, Int>| numbers.unsqueeze_dim::<2>(1).expand([rows, width]);
     let columns = columns(rows, width, &indices.device());
+    listed_by(columns, indices, firsts, counts)
+}
+
+/// [`listed`] with the [`columns`] of as many rows and at least as many columns, which are
+/// uploaded.
+pub(crate) fn listed_by(
+    columns: Tensor<2, Int>,
+    indices: Tensor<2, Int>,
+    firsts: Tensor<1, Int>,
+    counts: Tensor<1, Int>,
+) -> Tensor<2, Int> {
+    let [rows, width] = indices.dims();
+    let wide = |numbers: Tensor<1, Int>| numbers.unsqueeze_dim::<2>(1).expand([rows, width]);
+    let columns = columns.slice([0..rows, 0..width]);
     (indices + wide(firsts)).mask_fill(columns.greater_equal(wide(counts)), NO_SLOT)
 }
 

@@ -134,8 +134,8 @@ impl Policy for Combine {
         self.decode.plan(layer, cache)
     }
 
-    fn is_recordable(&self, layer: LayerContext, cache: &LayerCache) -> bool {
-        self.decode.is_recordable(layer, cache)
+    fn recordable_kind(&self, layer: LayerContext, cache: &LayerCache) -> Option<u32> {
+        self.decode.recordable_kind(layer, cache)
     }
 
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {

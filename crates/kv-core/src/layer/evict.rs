@@ -152,7 +152,7 @@ impl LayerCache {
     }
 
     /// Copies the tracks' values of slots `from` to slots `to`; negative slots of `to` are skipped.
-    fn move_tracks(&mut self, from: Tensor<1, Int>, to: Tensor<1, Int>) -> Result<()> {
+    pub(super) fn move_tracks(&mut self, from: Tensor<1, Int>, to: Tensor<1, Int>) -> Result<()> {
         let from = from.clamp_min(0);
         for track in self.tracks.values_mut() {
             let values = track.values.clone().select(0, from.clone());

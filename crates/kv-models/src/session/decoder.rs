@@ -1,6 +1,8 @@
 //! Generation on the device: a step draws tokens and decodes them without the host, which reads one
 //! number a sequence.
 
+use std::collections::BTreeMap;
+
 use burn::tensor::{Int, Tensor};
 use kv_kernels::{DrawState, Reading, Recording, StepGraph, device_work, draw};
 use kv_policies::LayerContext;
@@ -9,22 +11,28 @@ use super::Session;
 use super::penalty::Penalty;
 use crate::{ModelError, Result, Sampling};
 
-/// Steps before one is recorded: kernels are compiled and tuned at their first use.
+/// Steps of a kind before one is recorded: kernels are compiled and tuned at their first use.
 const WARM_UP: usize = 2;
+/// Steps before one is recorded once other kinds are: most kernels are compiled by then.
+const LATER_WARM_UP: usize = 1;
+/// The most kinds of steps that are recorded. Each keeps the memory of its results.
+const MOST_KINDS: usize = 4;
 
 /// Sequences that draw their own tokens.
 ///
 /// Steps are recorded where the device can (CUDA graphs, and wgpu's counterpart) and the policy's
-/// steps ask nothing of the host ([`kv_policies::Policy::is_recordable`]). The third step is
-/// recorded after it has run, and later steps are one launch each. After a step that needs the
-/// host, the next step is recorded anew. Only the thread that loaded the model and started the
+/// steps ask nothing of the host ([`kv_policies::Policy::recordable_kind`]). The third step is
+/// recorded after it has run, and later steps of its kind are one launch each; steps of another
+/// kind, such as rare ones that move many slots, are recorded beside them. After a step that needs
+/// the host, steps are recorded anew. Only the thread that loaded the model and started the
 /// session records, since devices record no tensors of other threads' work. Elsewhere every kernel
 /// is launched by itself. While a decoder records, other threads' sessions wait; their other work
 /// on the device should be announced ([`kv_kernels::device_work`]).
 #[derive(Debug)]
 pub struct Decoder<'a> {
-    // Dropped first: it refers to tensors of the session and the state.
-    stage: Stage,
+    // Dropped first: they refer to tensors of the session and the state. `None` where steps are
+    // never recorded.
+    stages: Option<BTreeMap<Kinds, Stage>>,
     session: Session<'a>,
     state: DrawState,
     /// `None` where no sequence has one.
@@ -37,10 +45,12 @@ pub struct Decoder<'a> {
     failed: bool,
 }
 
+/// The kinds of a step's layers, in order ([`kv_policies::StepPlan::kind`]).
+type Kinds = Vec<u32>;
+
+/// Steps of one kind.
 #[derive(Debug)]
 enum Stage {
-    /// Steps are never recorded.
-    Eager,
     /// Steps run so far.
     Counting(usize),
     Recorded(Box<Recorded>),
@@ -75,9 +85,9 @@ impl<'a> Session<'a> {
         self.ended.iter().try_for_each(|&row| state.end(row, self.cache.seen[row]))?;
         let penalty = self.penalty(samplings)?;
         // A penalty's tensors are made anew by every step.
-        let stage = if penalty.is_some() { Stage::Eager } else { Stage::Counting(0) };
+        let stages = penalty.is_none().then(BTreeMap::new);
         Ok(Decoder {
-            stage,
+            stages,
             session: self,
             state,
             penalty,
@@ -104,7 +114,7 @@ impl Session<'_> {
 impl<'a> Decoder<'a> {
     /// Never records steps: every kernel is launched by itself.
     pub fn without_recording(mut self) -> Self {
-        self.stage = Stage::Eager;
+        self.stages = None;
         self
     }
 
@@ -125,7 +135,13 @@ impl<'a> Decoder<'a> {
 
     /// Whether steps are replayed.
     pub fn is_recorded(&self) -> bool {
-        matches!(self.stage, Stage::Recorded(_))
+        self.recorded_kinds() > 0
+    }
+
+    /// The kinds of steps that are recorded.
+    pub fn recorded_kinds(&self) -> usize {
+        let stages = self.stages.iter().flat_map(BTreeMap::values);
+        stages.filter(|stage| matches!(stage, Stage::Recorded(_))).count()
     }
 
     /// The sequences.
@@ -139,8 +155,8 @@ impl<'a> Decoder<'a> {
     /// # Errors
     /// [`ModelError::DecoderFailed`] after an error within a step.
     pub fn into_session(self) -> Result<Session<'a>> {
-        let Self { stage, session, failed, .. } = self;
-        drop(stage);
+        let Self { stages, session, failed, .. } = self;
+        drop(stages);
         if failed { Err(ModelError::DecoderFailed) } else { Ok(session) }
     }
 
@@ -197,21 +213,23 @@ impl<'a> Decoder<'a> {
 
     /// Whether there can be another step, without the host.
     fn can_go_on(&mut self) -> bool {
-        let records = self.records();
+        let Some(kinds) = self.kinds() else { return false };
         let Session { model, cache, .. } = &mut self.session;
-        let Stage::Recorded(step) = &self.stage else { return false };
-        records
-            && step.graph.is_own_thread()
+        let stage = self.stages.as_ref().and_then(|stages| stages.get(&kinds));
+        let Some(Stage::Recorded(step)) = stage else { return false };
+        step.graph.is_own_thread()
             && model.llama().check_positions(cache, 1).is_ok()
             && cache.check_advance(&step.growth).is_ok()
     }
 
-    /// Whether the next step asks nothing of the host.
-    fn records(&self) -> bool {
+    /// The kinds of the next step's layers; `None` if it asks something of the host.
+    fn kinds(&self) -> Option<Kinds> {
         let Session { policy, cache, .. } = &self.session;
         let count = cache.layers.len();
-        let mut layers = cache.layers.iter().enumerate();
-        layers.all(|(index, layer)| policy.is_recordable(LayerContext { index, count }, layer))
+        let layers = cache.layers.iter().enumerate();
+        layers
+            .map(|(index, layer)| policy.recordable_kind(LayerContext { index, count }, layer))
+            .collect()
     }
 
     /// Runs a step, and notes that it has run.
@@ -230,69 +248,76 @@ impl<'a> Decoder<'a> {
 
     /// Decodes the last tokens and draws the next ones.
     fn step(&mut self) -> Result<Tensor<1, Int>> {
-        match std::mem::replace(&mut self.stage, Stage::Eager) {
-            Stage::Eager => self.eager_step(),
-            Stage::Counting(_) if !self.session.is_home() => self.eager_step(),
-            Stage::Counting(steps) => {
-                if !self.records() {
-                    self.stage = Stage::Counting(steps);
-                    return self.eager_step();
-                }
-                let device = self.session.model.llama().device();
-                // Where another recording of this thread is under way, the next step tries again.
-                let recording = if steps >= WARM_UP { Recording::begin(&device) } else { None };
-                let Some(recording) = recording else {
-                    self.stage = Stage::Counting(steps + 1);
-                    return self.eager_step();
-                };
-                // A step that counts is the warm-up; the recorded one does not run yet.
-                let drawn = self.device_step()?;
-                let _ = device.sync();
-                // The recorded step is the one behind: it may ask something of the host where this
-                // one did not.
-                if !self.records() {
-                    self.stage = Stage::Counting(steps);
-                    return Ok(drawn);
-                }
-                if let Some(recorded) = self.record(recording)? {
-                    self.stage = Stage::Recorded(Box::new(recorded));
-                }
-                Ok(drawn)
-            }
-            Stage::Recorded(recorded) => {
-                if !recorded.graph.is_own_thread() {
-                    // The device orders a graph against its own thread's work only.
-                    drop(recorded);
-                    return self.eager_step();
-                }
-                if !self.records() {
-                    drop(recorded);
-                    self.stage = Stage::Counting(WARM_UP);
-                    return self.eager_step();
-                }
+        let recorded = self.recorded_kinds();
+        let is_home = self.session.is_home();
+        let kinds = self.kinds();
+        let Some(stages) = &mut self.stages else { return self.eager_step() };
+        let Some(kinds) = kinds else {
+            // The step may give the cache other tensors than the recorded ones.
+            stages.values_mut().for_each(|stage| *stage = Stage::Counting(WARM_UP));
+            return self.eager_step();
+        };
+        match stages.get_mut(&kinds) {
+            Some(Stage::Recorded(step)) if step.graph.is_own_thread() => {
                 let _work = device_work();
-                self.session.cache.advance(&recorded.growth)?;
+                self.session.cache.advance(&step.growth)?;
                 // SAFETY: the graph reads and writes the model's weights, which the session
                 // borrows, the cache and the state, which live as long as it does and are written
                 // in place, and tensors of its own; all on this thread.
-                unsafe { recorded.graph.replay() }?;
-                let drawn = recorded.drawn.clone();
-                self.session.logits = recorded.logits.clone();
-                self.stage = Stage::Recorded(recorded);
+                unsafe { step.graph.replay() }?;
+                self.session.logits = step.logits.clone();
+                Ok(step.drawn.clone())
+            }
+            Some(Stage::Recorded(_)) => {
+                // The device orders a graph against its own thread's work only.
+                self.stages = None;
+                self.eager_step()
+            }
+            stage => {
+                let steps = stage.map_or(0, |stage| match stage {
+                    Stage::Counting(steps) => *steps,
+                    Stage::Recorded(_) => 0,
+                });
+                let warm_up = if recorded > 0 { LATER_WARM_UP } else { WARM_UP };
+                if !is_home || recorded == MOST_KINDS {
+                    return self.eager_step();
+                }
+                let device = self.session.model.llama().device();
+                // Where another recording of this thread is under way, a later step tries again.
+                let recording = if steps >= warm_up { Recording::begin(&device) } else { None };
+                let Some(recording) = recording else {
+                    stages.insert(kinds, Stage::Counting(steps + 1));
+                    return self.eager_step();
+                };
+                let (drawn, recorded) = self.run_and_record(recording)?;
+                if let (Some(recorded), Some(stages)) = (recorded, &mut self.stages) {
+                    stages.insert(kinds, Stage::Recorded(Box::new(recorded)));
+                }
                 Ok(drawn)
             }
         }
     }
 
-    /// Records a step without running it: the host's part of it is undone. `None` where there can
-    /// be no further step, as in a cache that is full by now; the next step says why.
-    fn record(&mut self, recording: Recording) -> Result<Option<Recorded>> {
-        let (before, logits) = (self.session.cache.mirror(), self.session.logits.clone());
-        let (drawn, graph) = recording.record(|| self.device_step())?;
-        let growth = self.session.cache.mirror().growth_since(&before);
+    /// Runs a step, which is the recording's warm-up, and records it.
+    fn run_and_record(
+        &mut self,
+        recording: Recording,
+    ) -> Result<(Tensor<1, Int>, Option<Recorded>)> {
+        let before = self.session.cache.mirror();
+        let drawn = self.device_step()?;
+        let _ = self.session.model.llama().device().sync();
+        let (after, logits) = (self.session.cache.mirror(), self.session.logits.clone());
+        // The recorded step launches the kernels of the step that has run, and is not run itself:
+        // the host plans it from the lengths before the step.
         self.session.cache.restore(&before);
-        let logits = std::mem::replace(&mut self.session.logits, logits);
-        Ok(drawn.ok().map(|drawn| Recorded { graph, drawn, logits, growth }))
+        let recorded = recording.record(|| self.device_step());
+        self.session.cache.restore(&after);
+        let written = std::mem::replace(&mut self.session.logits, logits);
+        let (recorded, graph) = recorded?;
+        let growth = after.growth_since(&before);
+        let recorded =
+            recorded.ok().map(|drawn| Recorded { graph, drawn, logits: written, growth });
+        Ok((drawn, recorded))
     }
 
     /// Runs a step, and the host's part of it.

@@ -253,11 +253,14 @@ pub trait Policy: Any + Debug + Send + Sync {
         Ok(StepPlan::append().recordable(!self.capabilities().changes_decode))
     }
 
-    /// Whether the next decode step of this layer can be recorded and replayed
-    /// ([`StepPlan::recordable`]). Called before every step: a recording is given up at a step that
-    /// is not recordable, such as one that evicts many slots at once.
-    fn is_recordable(&self, layer: LayerContext, cache: &LayerCache) -> bool {
-        !cache.options().growable && self.plan(layer, cache).is_ok_and(|plan| plan.recordable)
+    /// The kind of the next decode step of this layer ([`StepPlan::kind`]), where it can be
+    /// recorded and replayed ([`StepPlan::recordable`]); else `None`. Called before every step:
+    /// recordings are given up at a step that is not recordable.
+    fn recordable_kind(&self, layer: LayerContext, cache: &LayerCache) -> Option<u32> {
+        if cache.options().growable {
+            return None;
+        }
+        self.plan(layer, cache).ok().filter(|plan| plan.recordable).map(|plan| plan.kind)
     }
 
     /// One decode step: runs its plan. Returns the attention output `[B, Hq, D]`. A policy has its

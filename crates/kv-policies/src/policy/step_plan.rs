@@ -46,9 +46,11 @@ pub struct StepPlan<'a> {
     /// ([`LayerCache::rerotate`]).
     pub renumbers: bool,
     /// Whether the step can be recorded and replayed, as a CUDA graph is: it launches the kernels
-    /// that every other recordable step of its policy launches. It neither waits for the device nor
-    /// allocates a tensor of the cache.
+    /// that every other recordable step of its policy and [`Self::kind`] launches. It neither waits
+    /// for the device nor allocates a tensor of the cache.
     pub recordable: bool,
+    /// Which of its policy's steps this is, where some launch other kernels than others; usually 0.
+    pub kind: u32,
 }
 
 /// Where a step's token goes.
@@ -224,6 +226,7 @@ impl StepPlan<'_> {
             merge: None,
             renumbers: false,
             recordable: true,
+            kind: 0,
         }
     }
 }
@@ -239,6 +242,11 @@ impl<'a> StepPlan<'a> {
     /// The plan with a merge of its victims.
     pub fn merging(self, merge: &'a dyn Merge) -> Self {
         Self { merge: Some(merge), ..self }
+    }
+
+    /// The plan of a step that launches the kernels of its kind.
+    pub fn of_kind(self, kind: u32) -> Self {
+        Self { kind, ..self }
     }
 
     /// The plan, recordable or not.
@@ -374,6 +382,7 @@ impl fmt::Debug for StepPlan<'_> {
             .field("merges", &self.merge.is_some())
             .field("renumbers", &self.renumbers)
             .field("recordable", &self.recordable)
+            .field("kind", &self.kind)
             .finish()
     }
 }

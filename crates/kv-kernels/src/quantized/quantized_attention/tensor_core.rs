@@ -236,13 +236,12 @@ pub(super) fn quantized_tiles_kernel<F: Float>(
                     }
                     let a = q_low * step_of(low_scale) * f32::new(key_unit);
                     let b = q_high * step_of(high_scale) * f32::new(key_unit);
+                    let (a, b) = (rounded(a), rounded(b));
                     let (a_lead, b_lead) = (lead(a), lead(b));
-                    let (a_rest, b_rest) = (lead(a - a_lead), lead(b - b_lead));
                     factors[to] = packed(a_lead, b_lead);
-                    factors[to + HEADS.comptime()] = packed(a_rest, b_rest);
-                    bases[n] += q_low * minimum_of(low_scale) + q_high * minimum_of(high_scale)
-                        - (a_lead + a_rest)
-                        - (b_lead + b_rest);
+                    factors[to + HEADS.comptime()] = packed(a - a_lead, b - b_lead);
+                    bases[n] +=
+                        q_low * minimum_of(low_scale) + q_high * minimum_of(high_scale) - a - b;
                 }
             }
         }
@@ -336,7 +335,7 @@ pub(super) fn quantized_tiles_kernel<F: Float>(
                 let scale = scales[comptime!(s / LANES)].extract(comptime!(s % LANES));
                 // A step may be NaN where the slot is behind the end.
                 let stepped = weight * step_of(scale) * f32::new(value_unit);
-                let stepped = select(there, stepped, 0.0f32);
+                let stepped = select(there, rounded(stepped), 0.0f32);
                 sum += weight;
                 added += select(there, weight * minimum_of(scale), 0.0f32) - stepped;
                 if j < 2 {
@@ -462,6 +461,15 @@ pub(super) fn quantized_tiles_kernel<F: Float>(
 #[cube]
 fn lead(x: f32) -> f32 {
     f32::reinterpret(u32::reinterpret(x) & 0xffff_0000u32)
+}
+
+/// A number rounded to what the sum of two bf16 numbers holds. Without the rounding, factors would
+/// all be too small, and their errors would add up.
+#[cube]
+fn rounded(x: f32) -> f32 {
+    let leading = lead(x);
+    let rest = u32::reinterpret(x - leading) + 0x8000u32;
+    leading + f32::reinterpret(rest & 0xffff_0000u32)
 }
 
 /// A pair of bf16 numbers, of the upper halves of two f32.

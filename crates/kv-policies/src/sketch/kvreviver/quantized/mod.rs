@@ -317,7 +317,7 @@ impl Policy for QuantizedReviver {
             }
             Ok(output)
         })
-        .recordable(!moves))
+        .of_kind(u32::from(moves)))
     }
 
     fn prefill(
@@ -359,6 +359,7 @@ impl Policy for QuantizedReviver {
         let mut state = QuantizedTokens::new(
             vec![head; batch * kv_heads],
             kv_heads,
+            selection.lengths(),
             head_dim,
             self.options.bits(),
             &device,

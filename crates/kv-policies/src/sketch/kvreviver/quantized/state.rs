@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kv_core::{
-    Error, HostState, LayerCache, LoadState, PolicyState, Result, SavedState, Selection,
-    StateBytes, StepLengths, expect_shape,
+    Error, FullRange, Fullness, HostState, LayerCache, LoadState, PolicyState, Result, SavedState,
+    Selection, StateBytes, StepLengths, expect_shape,
 };
 use kv_kernels::{
-    AttendedSlots, QuantizedAttentionOptions, QuantizedBits, QuantizedPool, SlotRanges,
-    quantize_slots, quantized_attention,
+    AttendedSlots, NO_SLOT, QuantizedAttentionOptions, QuantizedBits, QuantizedPool, SlotRanges,
+    assign_ints, quantize_slots, quantized_attention,
 };
 use serde::{Deserialize, Serialize};
 
@@ -33,35 +33,66 @@ pub struct QuantizedHead {
 
 /// The quantised tokens of a layer, in whole blocks. A range with no free block overwrites its
 /// oldest one.
+///
+/// The device moves blocks by itself, so that the steps that do can be recorded. The host computes
+/// the same counts: every step appends one slot to each range, and a block moves when the range is
+/// full.
 #[derive(Debug)]
 pub struct QuantizedTokens {
     pool: QuantizedPool,
     heads: Vec<QuantizedHead>,
     kv_heads: usize,
     head_dim: usize,
-    /// Blocks that each range has written so far, `[B * Hkv]`; more than its room once it has
-    /// overwritten some.
-    written: Vec<usize>,
-    /// The quantised slots of each range, on the device.
+    /// Each range at the time from which `appended` counts.
+    start: Vec<Start>,
+    /// Tokens that every sequence has seen since.
+    appended: usize,
+    /// The quantised slots of each range.
     ranges: SlotRanges,
+    on_device: DeviceHeads,
+}
+
+/// A range's counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Start {
+    /// Exact slots.
+    exact: usize,
+    /// Blocks written so far; more than the range has room for once it has overwritten some.
+    written: usize,
+}
+
+/// What the device knows of each range, `[B * Hkv]`.
+#[derive(Debug)]
+struct DeviceHeads {
+    fullness: Fullness,
+    recents: Tensor<1, Int>,
+    /// The range's first block.
+    first: Tensor<1, Int>,
+    /// Blocks that the range has room for, at least 1.
+    room: Tensor<1, Int>,
+    /// 1 for ranges that have room for blocks, 0 for others.
+    keeps: Tensor<1, Int>,
+    /// Blocks written so far.
+    written: Tensor<1, Int>,
 }
 
 impl QuantizedTokens {
     /// The track of the attention that exact slots have accumulated.
     pub const SCORES: &'static str = "score";
 
-    /// Room for the quantised tokens of heads `[B * Hkv]`.
+    /// Room for the quantised tokens of heads `[B * Hkv]` that have `exact` exact slots.
     pub fn new(
         heads: Vec<QuantizedHead>,
         kv_heads: usize,
+        exact: &[usize],
         head_dim: usize,
         bits: QuantizedBits,
         device: &Device,
     ) -> Self {
         let blocks = heads.iter().map(|head| head.blocks).sum();
         let pool = QuantizedPool::new(blocks, head_dim, bits, device);
-        let written = vec![0; heads.len()];
-        Self::of_pool(pool, heads, kv_heads, head_dim, written)
+        let start = exact.iter().map(|&exact| Start { exact, written: 0 }).collect();
+        Self::of_pool(pool, heads, kv_heads, head_dim, start)
     }
 
     fn of_pool(
@@ -69,15 +100,35 @@ impl QuantizedTokens {
         heads: Vec<QuantizedHead>,
         kv_heads: usize,
         head_dim: usize,
-        written: Vec<usize>,
+        start: Vec<Start>,
     ) -> Self {
         let device = pool.value_scales.device();
-        let offsets = first_blocks(&heads).map(|first| first * BLOCK).collect();
+        let first: Vec<usize> = first_blocks(&heads).collect();
+        let offsets = first.iter().map(|first| first * BLOCK).collect();
+        let of = |value: fn(&QuantizedHead) -> usize| {
+            numbers(heads.iter().map(value).collect(), &device)
+        };
+        let written: Vec<usize> = start.iter().map(|start| start.written).collect();
+        let lengths = heads.iter().zip(&written).map(|(head, &written)| head.slots(written));
         let ranges = SlotRanges {
             offsets: grid(offsets, kv_heads, &device),
-            lengths: grid(lengths(&heads, &written), kv_heads, &device),
+            lengths: grid(lengths.collect(), kv_heads, &device),
         };
-        Self { pool, heads, kv_heads, head_dim, written, ranges }
+        let on_device = DeviceHeads {
+            fullness: Fullness::new(heads.iter().map(QuantizedHead::full).collect(), &device),
+            recents: of(|head| head.recents),
+            first: numbers(first, &device),
+            room: of(|head| head.blocks.max(1)),
+            keeps: of(|head| usize::from(head.blocks > 0)),
+            written: numbers(written, &device),
+        };
+        Self { pool, heads, kv_heads, head_dim, start, appended: 0, ranges, on_device }
+    }
+
+    /// Each range's counts by now.
+    fn now(&self) -> Vec<Start> {
+        let ranges = self.heads.iter().zip(&self.start);
+        ranges.map(|(head, start)| head.after(*start, self.appended)).collect()
     }
 
     /// The quantised tokens of a cache.
@@ -90,7 +141,8 @@ impl QuantizedTokens {
 
     /// The number of quantised slots of each head range, `[B * Hkv]`.
     pub fn lengths(&self) -> Vec<usize> {
-        lengths(&self.heads, &self.written)
+        let ranges = self.heads.iter().zip(self.now());
+        ranges.map(|(head, now)| head.slots(now.written)).collect()
     }
 
     /// The pool of quantised slots.
@@ -123,33 +175,39 @@ impl QuantizedTokens {
         // A list writes as many blocks as the longest one has.
         let count = tokens.lengths()[0];
         expect_shape("quantised tokens", tokens.lengths(), &vec![count; self.heads.len()])?;
-        let blocks = vec![count / BLOCK; self.heads.len()];
-        for (head, &blocks) in self.heads.iter().zip(&blocks) {
+        let blocks = count / BLOCK;
+        for head in &self.heads {
             expect_shape("quantised blocks", &[blocks.min(head.blocks)], &[blocks])?;
         }
-        self.write(rows(keys), rows(values), from, &blocks)
+        self.write(rows(keys), rows(values), from, None)?;
+        self.start.iter_mut().for_each(|start| start.written += blocks);
+        Ok(())
     }
 
-    /// Writes `blocks` blocks of each range behind its last one.
+    /// Writes the lists of `from`, whole blocks, behind each range's last block: all of them, or
+    /// the lists of ranges that are `full` (1). The host's counts stay.
     fn write(
         &mut self,
         keys: Tensor<2>,
         values: Tensor<2>,
         from: Tensor<2, Int>,
-        blocks: &[usize],
+        full: Option<Tensor<1, Int>>,
     ) -> Result<()> {
-        let places = first_blocks(&self.heads).zip(&self.heads).zip(&self.written).zip(blocks);
-        let to: Vec<i32> = places
-            .map(|(((first, head), written), &blocks)| match blocks {
-                0 => -1,
-                _ => (first + written % head.blocks) as i32,
-            })
-            .collect();
-        let to = Tensor::<1, Int>::from_data(to.as_slice(), (&from.device(), DType::I32));
+        let blocks = (from.dims()[1] / BLOCK) as i32;
+        let DeviceHeads { first, room, keeps, written, .. } = &mut self.on_device;
+        let writes = match full {
+            Some(full) => full * keeps.clone(),
+            None => keeps.clone(),
+        };
+        let to = first.clone() + written.clone().remainder(room.clone());
+        // −1 where nothing is written.
+        let to = (to.add_scalar(1) * writes.clone()).sub_scalar(1);
         quantize_slots(&mut self.pool, keys, values, from, to)?;
-        self.written.iter_mut().zip(blocks).for_each(|(written, blocks)| *written += blocks);
-        self.ranges.lengths = grid(self.lengths(), self.kv_heads, &self.pool.value_scales.device());
-        Ok(())
+        let more = written.clone() + writes.mul_scalar(blocks);
+        assign_ints(written, more)?;
+        let slots = written.clone().min_pair(room.clone()) * keeps.clone();
+        let slots = slots.mul_scalar(BLOCK as i32).reshape(self.ranges.lengths.dims());
+        Ok(assign_ints(&mut self.ranges.lengths, slots)?)
     }
 
     /// Continues the attention over exact slots over the quantised ones.
@@ -168,7 +226,7 @@ impl QuantizedTokens {
     /// Whether a step that appends `more` tokens moves a block of exact slots into the vague part.
     pub(super) fn is_due(&self, cache: &LayerCache, more: usize) -> bool {
         let lengths = cache.layout().lengths().iter().zip(&self.heads);
-        lengths.into_iter().any(|(length, head)| head.is_over(length + more))
+        lengths.into_iter().any(|(length, head)| head.full().leaving(length + more) > 0)
     }
 
     /// Moves exact slots into the vague part, of each range that has enough over its limit: the
@@ -185,38 +243,21 @@ impl QuantizedTokens {
     }
 
     fn take_weakest_of(&mut self, cache: &mut LayerCache, position: &Tensor<1, Int>) -> Result<()> {
-        let lengths = cache.layout().lengths().to_vec();
-        let over = |(length, head): (&usize, &QuantizedHead)| head.is_over(*length);
-        let over: Vec<bool> = lengths.iter().zip(&self.heads).map(over).collect();
-        let counts: Vec<usize> = lengths
-            .iter()
-            .zip(&over)
-            .zip(&self.heads)
-            .map(|((&length, &over), head)| if over { length - head.over } else { length })
-            .collect();
-        let kept = cache.highest(self.protected_scores(cache, position)?, &counts)?;
-        let victims = kept.others(&lengths)?;
-        let device = cache.options().device.clone();
-        let slots = victims.lists(cache.layout().offsets(), &device)?.slots;
-        let blocks: Vec<usize> = self
-            .heads
-            .iter()
-            .zip(over)
-            .map(|(head, over)| usize::from(over && head.blocks > 0))
-            .collect();
-        if blocks.contains(&1) {
+        let scores = self.protected_scores(cache, position)?;
+        let leaving = cache.leaving(scores, &self.on_device.fullness)?;
+        if self.heads.iter().any(|head| head.blocks > 0) {
             let (keys, values) = (cache.keys().clone(), cache.values().clone());
-            self.write(keys, values, slots, &blocks)?;
+            // Ranges with blocks give up whole ones; shorter lists of others are not written.
+            let slots = in_blocks(leaving.slots.clone());
+            self.write(keys, values, slots, Some(leaving.full.clone()))?;
         }
-        cache.retain(&kept)
+        cache.drop_leaving(leaving)
     }
 
     /// Every slot's score, and of recent tokens a score above all others.
     fn protected_scores(&self, cache: &LayerCache, position: &Tensor<1, Int>) -> Result<Tensor<1>> {
         let scores = cache.track(Self::SCORES).cloned().ok_or_else(without)?;
-        let device = &cache.options().device;
-        let recents: Vec<i32> = self.heads.iter().map(|head| head.recents as i32).collect();
-        let recents = Tensor::<1, Int>::from_data(recents.as_slice(), (device, DType::I32));
+        let recents = self.on_device.recents.clone();
         let of_slots = |of: Tensor<1, Int>| of.select(0, cache.slot_ranges().clone());
         let newest = position.clone().unsqueeze_dim::<2>(1);
         let newest = newest.expand([position.dims()[0], self.kv_heads]).reshape([self.heads.len()]);
@@ -227,9 +268,24 @@ impl QuantizedTokens {
 }
 
 impl QuantizedHead {
-    /// Whether slots leave where a range has so many exact ones.
-    fn is_over(&self, length: usize) -> bool {
-        length >= self.limit + self.over
+    /// When slots leave the exact part, and how many.
+    fn full(&self) -> FullRange {
+        FullRange { at: self.limit + self.over, leave: self.over }
+    }
+
+    /// The counts behind `appended` steps from `start` on.
+    fn after(&self, start: Start, appended: usize) -> Start {
+        let FullRange { at, leave } = self.full();
+        let exact = start.exact + appended;
+        // A step appends a slot before a block moves.
+        let moved = if appended > 0 && exact >= at { (exact - at) / leave + 1 } else { 0 };
+        let written = if self.blocks > 0 { start.written + moved } else { 0 };
+        Start { exact: exact - moved * leave, written }
+    }
+
+    /// Quantised slots of a range that has written so many blocks.
+    fn slots(&self, written: usize) -> usize {
+        written.min(self.blocks) * BLOCK
     }
 }
 
@@ -242,17 +298,28 @@ fn first_blocks(heads: &[QuantizedHead]) -> impl Iterator<Item = usize> + '_ {
     })
 }
 
-fn lengths(heads: &[QuantizedHead], written: &[usize]) -> Vec<usize> {
-    let own = heads.iter().zip(written);
-    own.map(|(head, &written)| written.min(head.blocks) * BLOCK).collect()
+/// Lists of slots with −1 behind them, up to whole blocks.
+fn in_blocks(slots: Tensor<2, Int>) -> Tensor<2, Int> {
+    let [lists, count] = slots.dims();
+    match count.next_multiple_of(BLOCK) - count {
+        0 => slots,
+        missing => {
+            let none = Tensor::full([lists, missing], NO_SLOT, (&slots.device(), DType::I32));
+            Tensor::cat(vec![slots, none], 1)
+        }
+    }
+}
+
+/// Numbers of head ranges, `[B * Hkv]`, on the device.
+fn numbers(values: Vec<usize>, device: &Device) -> Tensor<1, Int> {
+    let values: Vec<i32> = values.into_iter().map(|value| value as i32).collect();
+    Tensor::from_data(values.as_slice(), (device, DType::I32))
 }
 
 /// Numbers of head ranges, `[B, Hkv]`, on the device.
 fn grid(values: Vec<usize>, kv_heads: usize, device: &Device) -> Tensor<2, Int> {
-    let values: Vec<i32> = values.into_iter().map(|value| value as i32).collect();
     let batch = values.len() / kv_heads.max(1);
-    let flat = Tensor::<1, Int>::from_data(values.as_slice(), (device, DType::I32));
-    flat.reshape([batch, kv_heads])
+    numbers(values, device).reshape([batch, kv_heads])
 }
 
 fn without() -> Error {
@@ -276,7 +343,7 @@ fn joined_pools(pools: &[&QuantizedPool]) -> QuantizedPool {
 
 impl QuantizedTokens {
     fn with_pool(&self, pool: QuantizedPool) -> Self {
-        Self::of_pool(pool, self.heads.clone(), self.kv_heads, self.head_dim, self.written.clone())
+        Self::of_pool(pool, self.heads.clone(), self.kv_heads, self.head_dim, self.now())
     }
 
     fn concat(parts: &[&Self]) -> Result<Self> {
@@ -287,13 +354,13 @@ impl QuantizedTokens {
             expect_shape("heads, head dim and bits of quantised tokens", &own, &shape)?;
         }
         let heads: Vec<QuantizedHead> = parts.iter().flat_map(|part| part.heads.clone()).collect();
-        let written = parts.iter().flat_map(|part| part.written.clone()).collect();
+        let start = parts.iter().flat_map(|part| part.now()).collect();
         // A cache without blocks has one unused block.
         let own = |part: &Self| part.heads.iter().map(|head| head.blocks).sum::<usize>();
         let with: Vec<_> =
             parts.iter().filter(|part| own(part) > 0).map(|part| &part.pool).collect();
         let pool = if with.is_empty() { first.pool.clone() } else { joined_pools(&with) };
-        Ok(Self::of_pool(pool, heads, first.kv_heads, first.head_dim, written))
+        Ok(Self::of_pool(pool, heads, first.kv_heads, first.head_dim, start))
     }
 }
 
@@ -329,7 +396,7 @@ impl PolicyState for QuantizedTokens {
         let header = Header {
             heads: self.heads.clone(),
             bits: [self.pool.bits.keys, self.pool.bits.values],
-            written: self.written.clone(),
+            written: self.now().into_iter().map(|now| now.written).collect(),
         };
         let header = serde_json::to_value(header).map_err(|error| failed(error.to_string()))?;
         let tensors = TENSORS.into_iter().zip(self.pool.tensors()).map(|(name, tensor)| {
@@ -341,22 +408,47 @@ impl PolicyState for QuantizedTokens {
     }
 
     fn bytes(&self, _cache: &LayerCache) -> StateBytes {
-        let ranges = 2 * self.heads.len() * size_of::<i32>();
-        StateBytes { device: self.pool.bytes() + ranges, host: 0, scratch: 0 }
+        // Offsets, lengths and what else the device knows of each range.
+        let ranges = 7 * self.heads.len() * size_of::<i32>();
+        let device = self.pool.bytes() + ranges + self.on_device.fullness.bytes();
+        StateBytes { device, host: 0, scratch: 0 }
     }
 
     /// A step appends before a block moves.
     fn lengths_of_step(&self, head: usize, before: usize) -> Option<StepLengths> {
         let within = before + 1;
-        let own = &self.heads[head];
-        let behind = if own.is_over(within) { within - own.over } else { within };
-        Some(StepLengths { within, behind })
+        Some(StepLengths { within, behind: within - self.heads[head].full().leaving(within) })
+    }
+
+    fn appended(&mut self, tokens: usize) {
+        self.appended += tokens;
+    }
+
+    fn counter(&self) -> usize {
+        self.appended
+    }
+
+    fn set_counter(&mut self, counter: usize) {
+        self.appended = counter;
+    }
+
+    /// Counts from the cache's lengths on.
+    fn slots_moved(&mut self, cache: &LayerCache) -> Result<()> {
+        let lengths = cache.layout().lengths();
+        expect_shape("ranges of quantised tokens", &[lengths.len()], &[self.heads.len()])?;
+        let now = self.now().into_iter().zip(lengths);
+        self.start = now.map(|(now, &exact)| Start { exact, ..now }).collect();
+        self.appended = 0;
+        Ok(())
     }
 
     /// Counts all blocks as written, without contents.
     fn assume(&mut self, _tokens: usize) -> Result<()> {
-        self.written = self.heads.iter().map(|head| head.blocks).collect();
-        self.ranges.lengths = grid(self.lengths(), self.kv_heads, &self.pool.value_scales.device());
+        let written = |head: &QuantizedHead, start: Start| Start { written: head.blocks, ..start };
+        let ranges = self.heads.iter().zip(self.now());
+        let start = ranges.map(|(head, now)| written(head, now)).collect();
+        let (pool, heads) = (self.pool.clone(), self.heads.clone());
+        *self = Self::of_pool(pool, heads, self.kv_heads, self.head_dim, start);
         Ok(())
     }
 }
@@ -411,6 +503,8 @@ impl LoadState for QuantizedTokens {
         let data = <[TensorData; 4]>::try_from(data).map_err(|_| without())?;
         let pool =
             QuantizedPool::of(data, bits, |data| Tensor::from_data(data, (device, DType::I32)));
-        Ok(Self::of_pool(pool, heads, cache.layout().kv_heads(), head_dim, written))
+        let lengths = cache.layout().lengths().iter().zip(written);
+        let start = lengths.map(|(&exact, written)| Start { exact, written }).collect();
+        Ok(Self::of_pool(pool, heads, cache.layout().kv_heads(), head_dim, start))
     }
 }
