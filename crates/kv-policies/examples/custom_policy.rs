@@ -22,8 +22,8 @@ use kv_core::{
     PolicyState, Room, SavedState, Selection, StateBytes, read_f32, select_device, states_of,
 };
 use kv_policies::{
-    Capabilities, EvictionRule, LayerContext, Needs, Observation, Plan, Policy, Result, Step,
-    StepPlan, StepUpdate,
+    Capabilities, EvictionRule, LayerContext, Observation, Plan, Policy, Result, Step, StepPlan,
+    StepUpdate,
 };
 use serde_json::{Value, json};
 
@@ -93,11 +93,6 @@ impl Policy for FirstInFirstOut {
 
     fn config(&self) -> Value {
         json!({"policy": self.name(), "budget": self.budget, "sinks": self.sinks})
-    }
-
-    /// Keys and values are always shown; nothing else is needed.
-    fn needs(&self) -> Needs {
-        Needs::default()
     }
 
     /// The sinks and the last tokens.

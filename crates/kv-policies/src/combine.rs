@@ -9,7 +9,7 @@ use kv_core::{Budget, LayerCache, Room, Selection};
 use crate::policy::config::{Config, invalid};
 use crate::{
     Capabilities, Composition, FrozenTokens, LayerContext, Needs, Observation, Plan, Policy,
-    PolicyError, Reads, Result, Step, StepPlan, VisibleWindow,
+    PolicyError, Result, Step, StepPlan, VisibleWindow,
 };
 
 /// The registry's name.
@@ -118,32 +118,18 @@ impl Policy for Combine {
             reads_other_layers: prefill.reads_other_layers || decode.reads_other_layers,
             compares_hidden: decode.compares_hidden,
             renumbers: decode.renumbers,
+            target: decode.target,
+            block_of_sums: decode.block_of_sums,
             ..Capabilities::default()
         }
-    }
-
-    fn target(&self) -> Option<f32> {
-        self.decode.target()
-    }
-
-    fn block_of_sums(&self) -> Option<usize> {
-        self.decode.block_of_sums()
     }
 
     fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
         self.decode.plan(layer, cache)
     }
 
-    fn is_recordable(&self, layer: LayerContext, cache: &LayerCache) -> bool {
-        self.decode.is_recordable(layer, cache)
-    }
-
     fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
         self.decode.step(layer, cache, step)
-    }
-
-    fn read_stats(&self, cache: &LayerCache) -> Result<Option<Reads>> {
-        self.decode.read_stats(cache)
     }
 
     fn last_attended(

@@ -44,8 +44,7 @@ pub(crate) fn record_memory(
 /// Reads of a session's decode steps, over its layers.
 pub(crate) fn reads_of(session: &Session<'_>) -> anyhow::Result<Reads> {
     let layers = session.cache().layers.iter();
-    let reads = layers.map(|layer| session.policy().read_stats(layer));
-    reads.map(|reads| Ok(reads?.unwrap_or_default())).sum()
+    layers.map(|layer| Ok(Reads::of(layer)?.unwrap_or_default())).sum()
 }
 
 /// Records, of policies that read less than they keep, the share of heads that retrieved and the

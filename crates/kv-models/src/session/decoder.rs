@@ -15,7 +15,7 @@ const WARM_UP: usize = 2;
 /// Sequences that draw their own tokens.
 ///
 /// Steps are recorded where the device can (CUDA graphs, and wgpu's counterpart) and the policy's
-/// steps ask nothing of the host ([`kv_policies::Policy::is_recordable`]). The third step is
+/// steps ask nothing of the host ([`kv_policies::StepPlan::recordable`]). The third step is
 /// recorded after it has run, and later steps are one launch each. After a step that needs the
 /// host, the next step is recorded anew. Only the thread that loaded the model and started the
 /// session records, since devices record no tensors of other threads' work. Elsewhere every kernel

@@ -142,10 +142,10 @@ impl<S: Scorer> Policy for KeepTop<S> {
     }
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
-        let [batch, kv_heads, tokens, _] = observation.dims();
+        let [_, kv_heads, tokens, _] = observation.dims();
         let budget = self.options.layer_budget(&self.scorer, observation)?;
         if budget >= tokens {
-            return Ok(Selection::all(batch * kv_heads, tokens).into());
+            return Ok(Plan::whole(observation));
         }
         let (scores, [sinks, recents]) = self.prompt_scores(observation, budget)?;
         // Where heads compete, the host decides.

@@ -8,8 +8,8 @@ use kv_kernels::Share;
 
 use crate::policy::config::{Config, invalid};
 use crate::{
-    Capabilities, Cis, CisOptions, Etf, FrozenTokens, LayerContext, Needs, Observation, Plan,
-    Policy, PolicyError, Psaw, Reads, Result, StepPlan, VisibleWindow,
+    Capabilities, Cis, CisOptions, Etf, FrozenTokens, LayerContext, Observation, Plan, Policy,
+    PolicyError, Psaw, Result, StepPlan, VisibleWindow,
 };
 
 const NAME: &str = "cpe";
@@ -73,10 +73,6 @@ impl Policy for Cpe {
         self.cis.budget()
     }
 
-    fn needs(&self) -> Needs {
-        Needs::default()
-    }
-
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
         self.cis.select(observation)
     }
@@ -112,29 +108,9 @@ impl Policy for Cpe {
         Capabilities { changes_prefill: true, reads_other_layers: true, ..self.cis.capabilities() }
     }
 
-    fn target(&self) -> Option<f32> {
-        self.cis.target()
-    }
-
-    fn block_of_sums(&self) -> Option<usize> {
-        self.cis.block_of_sums()
-    }
-
     fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
         let hidden = self.psaw.share(layer);
         Ok(self.cis.plan_within(hidden, cache))
-    }
-
-    fn read_stats(&self, cache: &LayerCache) -> Result<Option<Reads>> {
-        self.cis.read_stats(cache)
-    }
-
-    fn last_attended(
-        &self,
-        layer: LayerContext,
-        cache: &LayerCache,
-    ) -> Result<Option<Vec<Vec<usize>>>> {
-        self.cis.last_attended(layer, cache)
     }
 
     fn visible_window(&self, layer: LayerContext) -> Option<VisibleWindow> {

@@ -15,7 +15,7 @@ use crate::policy::state_tensors::int_state;
 use crate::reading::channels::{CHANNELS, Channels, channels};
 use crate::reading::subset::{BUDGETS, most_tokens, set_budgets, tokens_of};
 use crate::{
-    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, StepPlan,
+    Capabilities, LayerContext, Needs, Observation, Policy, PolicyError, Result, StepPlan,
 };
 
 const NAME: &str = "double-sparsity";
@@ -99,11 +99,6 @@ impl Policy for DoubleSparsity {
 
     fn needs(&self) -> Needs {
         Needs { window: self.window, ..Needs::default() }
-    }
-
-    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
-        let [batch, kv_heads, tokens, _] = observation.dims();
-        Ok(Selection::all(batch * kv_heads, tokens).into())
     }
 
     fn init_cache(

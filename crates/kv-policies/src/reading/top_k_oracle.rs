@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::policy::config::{Config, config_of};
 use crate::{
-    Capabilities, Cis, CisOptions, GroupScore, LayerContext, Needs, Observation, Plan, Policy,
-    Reads, Reduction, Result, SetsOf, Step, StepPlan,
+    Capabilities, Cis, CisOptions, GroupScore, LayerContext, Observation, Plan, Policy, Reduction,
+    Result, SetsOf, Step, StepPlan,
 };
 
 const NAME: &str = "top-k-oracle";
@@ -79,10 +79,6 @@ impl Policy for TopKOracle {
         Some(self.budget)
     }
 
-    fn needs(&self) -> Needs {
-        Needs::default()
-    }
-
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
         self.alone()?.select(observation)
     }
@@ -111,17 +107,5 @@ impl Policy for TopKOracle {
             alone.attend_within(Share::default(), cache, query, step)
         };
         Ok(StepPlan::attend_with(attend).recordable(recordable))
-    }
-
-    fn read_stats(&self, cache: &LayerCache) -> Result<Option<Reads>> {
-        Reads::of_sets(cache)
-    }
-
-    fn last_attended(
-        &self,
-        layer: LayerContext,
-        cache: &LayerCache,
-    ) -> Result<Option<Vec<Vec<usize>>>> {
-        self.alone()?.last_attended(layer, cache)
     }
 }

@@ -14,7 +14,7 @@ use crate::policy::state_tensors::{int_numbers, int_state};
 use crate::policy::write_slots::WriteSlots;
 use crate::reading::subset::tokens_of;
 use crate::{
-    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, StepPlan,
+    Capabilities, LayerContext, Observation, Plan, Policy, PolicyError, Result, StepPlan,
     StepUpdate, TokenSlot,
 };
 
@@ -146,10 +146,6 @@ impl Policy for DuoAttention {
 
     fn budget(&self) -> Option<Budget> {
         self.budget
-    }
-
-    fn needs(&self) -> Needs {
-        Needs::default()
     }
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {

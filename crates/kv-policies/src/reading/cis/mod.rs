@@ -2,7 +2,6 @@
 
 mod index;
 mod options;
-mod reads;
 mod star;
 
 use std::sync::Arc;
@@ -15,13 +14,11 @@ pub use index::CisIndex;
 
 use crate::policy::config::{Config, config_of};
 use crate::{
-    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Reads, Result, Step,
-    StepPlan,
+    Capabilities, LayerContext, Observation, Plan, Policy, PolicyError, Result, Step, StepPlan,
 };
 pub use options::{
     CisOptions, Compared, GroupScore, GroupSimilarity, Neighbours, SetsOf, Similarity,
 };
-use reads::attended_by_sets;
 
 const NAME: &str = "cis";
 
@@ -86,14 +83,9 @@ impl Policy for Cis {
         Some(self.options.budget)
     }
 
-    fn needs(&self) -> Needs {
-        Needs::default()
-    }
-
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
-        let [batch, kv_heads, tokens, _] = observation.dims();
-        self.options.parts(self.name, self.options.tokens(tokens))?;
-        Ok(Selection::all(batch * kv_heads, tokens).into())
+        self.options.parts(self.name, self.options.tokens(observation.tokens()))?;
+        Ok(Plan::whole(observation))
     }
 
     fn init_cache(
@@ -111,34 +103,20 @@ impl Policy for Cis {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let compares_hidden = self.options.similarity == Similarity::Hidden;
-        Capabilities { changes_decode: true, compares_hidden, ..Capabilities::default() }
-    }
-
-    fn target(&self) -> Option<f32> {
-        self.options.target
-    }
-
-    fn block_of_sums(&self) -> Option<usize> {
-        let CisOptions { group_score, target, block, .. } = self.options;
+        let CisOptions { similarity, group_score, target, block, .. } = self.options;
+        let compares_hidden = similarity == Similarity::Hidden;
         let sums = group_score == GroupScore::Sum && target.is_none() && !self.star;
-        sums.then_some(block)
+        Capabilities {
+            changes_decode: true,
+            compares_hidden,
+            target,
+            block_of_sums: sums.then_some(block),
+            ..Capabilities::default()
+        }
     }
 
     fn plan(&self, _layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
         Ok(self.plan_within(Share::default(), cache))
-    }
-
-    fn read_stats(&self, cache: &LayerCache) -> Result<Option<Reads>> {
-        Reads::of_sets(cache)
-    }
-
-    fn last_attended(
-        &self,
-        _layer: LayerContext,
-        cache: &LayerCache,
-    ) -> Result<Option<Vec<Vec<usize>>>> {
-        attended_by_sets(cache)
     }
 }
 

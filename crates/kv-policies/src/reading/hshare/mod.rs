@@ -146,6 +146,31 @@ impl HShare {
         Ok(counts.into_iter().map(|count| count as usize).collect())
     }
 
+    /// Reads of a layer that does not attend to everything, whether it takes another's lists or
+    /// not. All steps count with the slots of the last one, which are `rows`. `None` for caches
+    /// that HShare has not filled.
+    pub(crate) fn reads(cache: &LayerCache, rows: &[Vec<usize>]) -> Result<Option<Reads>> {
+        let (Some(_), Some(prompts)) =
+            (cache.policy_state::<SharedLists>(), cache.int_state(PROMPT))
+        else {
+            return Ok(None);
+        };
+        let counts = Self::retrievals(cache)?;
+        let prompts = read_i32("prompts", prompts.clone())?;
+        let lengths = cache.layout().lengths();
+        let mut reads =
+            Reads { retrieved: counts.iter().sum::<usize>() as u64, ..Reads::default() };
+        for (row, prompt) in prompts.iter().enumerate() {
+            let of = |all: usize| row * all / prompts.len()..(row + 1) * all / prompts.len();
+            let length = lengths[of(lengths.len()).start];
+            let steps = length.saturating_sub(*prompt as usize) as u64;
+            let own = &rows[of(rows.len())];
+            reads.steps += steps * of(counts.len()).len() as u64;
+            reads.slots += steps * own.iter().map(|row| row.len() as u64).sum::<u64>();
+        }
+        Ok(Some(reads))
+    }
+
     /// The policy from its configuration.
     pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
         let policy: Self = config.take_all(NAME)?;
@@ -171,10 +196,9 @@ impl Policy for HShare {
     }
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
-        let [batch, kv_heads, tokens, _] = observation.dims();
-        check_countable(NAME, tokens)?;
+        check_countable(NAME, observation.tokens())?;
         self.parts(tokens_of(self.budget, observation))?;
-        Ok(Selection::all(batch * kv_heads, tokens).into())
+        Ok(Plan::whole(observation))
     }
 
     /// A layer by itself: its heads share, layers do not.
@@ -221,29 +245,6 @@ impl Policy for HShare {
             board.check_layer_order(layer.index - self.dense_layers)?;
         }
         self.plan(layer, cache)?.run(layer, cache, &step)
-    }
-
-    /// Reads of layers that do not attend to everything, layers that take another's lists among
-    /// them. All steps count with the slots of the last one.
-    fn read_stats(&self, cache: &LayerCache) -> Result<Option<Reads>> {
-        let (Some(rows), Some(prompts)) = (SlotList::read_last(cache)?, cache.int_state(PROMPT))
-        else {
-            return Ok(None);
-        };
-        let counts = Self::retrievals(cache)?;
-        let prompts = read_i32("prompts", prompts.clone())?;
-        let lengths = cache.layout().lengths();
-        let mut reads =
-            Reads { retrieved: counts.iter().sum::<usize>() as u64, ..Reads::default() };
-        for (row, prompt) in prompts.iter().enumerate() {
-            let of = |all: usize| row * all / prompts.len()..(row + 1) * all / prompts.len();
-            let length = lengths[of(lengths.len()).start];
-            let steps = length.saturating_sub(*prompt as usize) as u64;
-            let own = &rows[of(rows.len())];
-            reads.steps += steps * of(counts.len()).len() as u64;
-            reads.slots += steps * own.iter().map(|row| row.len() as u64).sum::<u64>();
-        }
-        Ok(Some(reads))
     }
 
     fn plan(&self, layer: LayerContext, _cache: &LayerCache) -> Result<StepPlan<'_>> {

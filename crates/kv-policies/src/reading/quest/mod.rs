@@ -19,7 +19,7 @@ use crate::policy::notice::warn_once;
 use crate::policy::state_tensors::{int_numbers, int_state};
 use crate::reading::subset::{BUDGETS, most_tokens, set_budgets, tokens_of};
 use crate::{
-    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, StepPlan,
+    Capabilities, LayerContext, Needs, Observation, Policy, PolicyError, Result, StepPlan,
 };
 
 const NAME: &str = "quest";
@@ -219,11 +219,6 @@ impl Policy for Quest {
     /// One query, whose shape has the number of query heads.
     fn needs(&self) -> Needs {
         Needs { window: 1, ..Needs::default() }
-    }
-
-    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
-        let [batch, kv_heads, tokens, _] = observation.dims();
-        Ok(Selection::all(batch * kv_heads, tokens).into())
     }
 
     fn init_cache(

@@ -27,7 +27,7 @@ use crate::policy::config::{Config, config_of, invalid};
 use crate::policy::fill;
 use crate::policy::generator::generator;
 use crate::sampling::exact_ends::exact_ends;
-use crate::{Capabilities, Needs, Observation, OwnedObservation, Plan, Policy, Result};
+use crate::{Capabilities, Observation, OwnedObservation, Plan, Policy, Result};
 
 pub use anchors::AnchorRule;
 use anchors::{by_block_mean, by_key_diff, without};
@@ -179,10 +179,6 @@ impl Policy for BalanceKv {
         Some(self.budget)
     }
 
-    fn needs(&self) -> Needs {
-        Needs::default()
-    }
-
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
         self.plan(observation, None)
     }
@@ -260,7 +256,7 @@ impl BalanceKv {
     fn plan(&self, observation: &Observation<'_>, shared: Option<&[Selection]>) -> Result<Plan> {
         let [batch, kv_heads, tokens, _] = observation.dims();
         let Some(Parts { ends, middle, target, anchors }) = self.parts(tokens)? else {
-            return Ok(Selection::all(batch * kv_heads, tokens).into());
+            return Ok(Plan::whole(observation));
         };
         if self.official {
             return self.official(observation, middle, target)?.plan(ends, tokens);

@@ -22,7 +22,7 @@ use crate::policy::config::{Config, config_of};
 use crate::policy::generator::generator;
 use crate::sampling::exact_ends::exact_ends;
 use crate::{
-    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, StepPlan,
+    Capabilities, LayerContext, Observation, Plan, Policy, PolicyError, Result, StepPlan,
     StepUpdate,
 };
 use head::Head;
@@ -188,10 +188,6 @@ impl Policy for BalanceKvStream {
 
     fn budget(&self) -> Option<Budget> {
         Some(self.budget)
-    }
-
-    fn needs(&self) -> Needs {
-        Needs::default()
     }
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
