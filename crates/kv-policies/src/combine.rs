@@ -3,14 +3,9 @@
 
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
-use kv_core::{Budget, LayerCache, Room, Selection};
-
 use crate::policy::config::{Config, invalid};
-use crate::{
-    Capabilities, Composition, FrozenTokens, LayerContext, Needs, Observation, Plan, Policy,
-    PolicyError, Result, Step, StepPlan, VisibleWindow,
-};
+use crate::policy::forward::forward;
+use crate::{Capabilities, Composition, Needs, Policy, PolicyError, Result};
 
 /// The registry's name.
 pub(crate) const COMBINE: &str = "combine";
@@ -61,6 +56,9 @@ impl Combine {
 }
 
 impl Policy for Combine {
+    forward!(prefill: select, prune, visible_window, frozen_tokens);
+    forward!(decode: budget, init_cache, room, restore, plan, step, last_attended);
+
     fn name(&self) -> &'static str {
         COMBINE
     }
@@ -81,33 +79,8 @@ impl Policy for Combine {
         Composition::Combined { prefill: &*self.prefill, decode: &*self.decode }
     }
 
-    fn budget(&self) -> Option<Budget> {
-        self.decode.budget()
-    }
-
     fn needs(&self) -> Needs {
         self.prefill.needs().union(self.decode.needs())
-    }
-
-    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
-        self.prefill.select(observation)
-    }
-
-    fn init_cache(
-        &self,
-        cache: &mut LayerCache,
-        observation: &Observation<'_>,
-        selection: &Selection,
-    ) -> Result<()> {
-        self.decode.init_cache(cache, observation, selection)
-    }
-
-    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
-        self.decode.room(observation, new_tokens)
-    }
-
-    fn restore(&self, cache: &mut LayerCache) -> Result<()> {
-        self.decode.restore(cache)
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -122,33 +95,5 @@ impl Policy for Combine {
             block_of_sums: decode.block_of_sums,
             ..Capabilities::default()
         }
-    }
-
-    fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
-        self.decode.plan(layer, cache)
-    }
-
-    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        self.decode.step(layer, cache, step)
-    }
-
-    fn last_attended(
-        &self,
-        layer: LayerContext,
-        cache: &LayerCache,
-    ) -> Result<Option<Vec<Vec<usize>>>> {
-        self.decode.last_attended(layer, cache)
-    }
-
-    fn prune(&self, observation: &Observation<'_>) -> Result<Option<Vec<Vec<u32>>>> {
-        self.prefill.prune(observation)
-    }
-
-    fn visible_window(&self, layer: LayerContext) -> Option<VisibleWindow> {
-        self.prefill.visible_window(layer)
-    }
-
-    fn frozen_tokens(&self, layer: LayerContext, tokens: usize) -> Option<FrozenTokens> {
-        self.prefill.frozen_tokens(layer, tokens)
     }
 }

@@ -5,6 +5,7 @@
 //! * [`step_plan`]: what a policy plans for such a step, and how a plan runs.
 //! * [`prompt`]: how a policy changes a prompt's own computation.
 //! * [`evictor`]: policies whose victims another policy merges before they are dropped.
+//! * [`forward`]: what policies around another leave to the other.
 //! * [`lists`]: steps that attend to lists of slots; [`reads`]: counts of what steps have read.
 //! * [`attention_scores`]: attention of the last queries, pooled and reduced.
 //! * [`write_slots`]: caches of a fixed size, whose new tokens overwrite.
@@ -19,6 +20,7 @@ pub(crate) mod config;
 pub(crate) mod ends;
 pub(crate) mod error;
 pub(crate) mod evictor;
+pub(crate) mod forward;
 pub(crate) mod generator;
 pub(crate) mod lists;
 pub(crate) mod notice;

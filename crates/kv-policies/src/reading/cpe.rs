@@ -3,13 +3,14 @@
 
 use std::sync::Arc;
 
-use kv_core::{Budget, LayerCache, Selection};
+use kv_core::{LayerCache, Selection};
 use kv_kernels::Share;
 
 use crate::policy::config::{Config, invalid};
+use crate::policy::forward::forward;
 use crate::{
-    Capabilities, Cis, CisOptions, Etf, FrozenTokens, LayerContext, Observation, Plan, Policy,
-    PolicyError, Psaw, Result, StepPlan, VisibleWindow,
+    Capabilities, Cis, CisOptions, Etf, LayerContext, Observation, Policy, PolicyError, Psaw,
+    Result, StepPlan,
 };
 
 const NAME: &str = "cpe";
@@ -54,6 +55,10 @@ impl Cpe {
 }
 
 impl Policy for Cpe {
+    forward!(cis: budget, select, restore);
+    forward!(psaw: visible_window);
+    forward!(etf: frozen_tokens);
+
     fn name(&self) -> &'static str {
         NAME
     }
@@ -67,14 +72,6 @@ impl Policy for Cpe {
 
     fn warnings(&self, layers: usize) -> Vec<String> {
         [self.psaw.warnings(layers), self.etf.warnings(layers)].concat()
-    }
-
-    fn budget(&self) -> Option<Budget> {
-        self.cis.budget()
-    }
-
-    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
-        self.cis.select(observation)
     }
 
     fn init_cache(
@@ -100,10 +97,6 @@ impl Policy for Cpe {
         self.cis.init_cache(cache, observation, selection)
     }
 
-    fn restore(&self, cache: &mut LayerCache) -> Result<()> {
-        self.cis.restore(cache)
-    }
-
     fn capabilities(&self) -> Capabilities {
         Capabilities { changes_prefill: true, reads_other_layers: true, ..self.cis.capabilities() }
     }
@@ -111,14 +104,6 @@ impl Policy for Cpe {
     fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
         let hidden = self.psaw.share(layer);
         Ok(self.cis.plan_within(hidden, cache))
-    }
-
-    fn visible_window(&self, layer: LayerContext) -> Option<VisibleWindow> {
-        self.psaw.window(layer)
-    }
-
-    fn frozen_tokens(&self, layer: LayerContext, tokens: usize) -> Option<FrozenTokens> {
-        self.etf.frozen(layer, tokens)
     }
 }
 

@@ -6,7 +6,7 @@ mod many;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::{Budget, LayerCache, Room, Selection, read_f32};
+use kv_core::{LayerCache, Selection, read_f32};
 use kv_kernels::GroupReduction;
 use rand::Rng;
 use serde::{Deserialize, Serialize};
@@ -15,12 +15,12 @@ use serde_json::Value;
 use crate::policy::attention_scores::window_attention;
 use crate::policy::config::{Config, EVICTOR, config_around};
 use crate::policy::evictor::{evictor_of, evictor_part};
+use crate::policy::forward::forward;
 use crate::policy::generator::generator;
 use crate::policy::state_tensors::int_numbers;
 use crate::{
     Attended, Capabilities, Composition, Eviction, EvictionPolicy, LayerContext, Merge, Needs,
-    Observation, Plan, Policy, PolicyError, Reduction, Result, Scorer, Step, StepPlan,
-    StreamingLlm,
+    Observation, Policy, PolicyError, Reduction, Result, Scorer, Step, StepPlan, StreamingLlm,
 };
 
 const NAME: &str = "cam";
@@ -226,16 +226,14 @@ fn draw(cache: &LayerCache, position: &Tensor<1, Int>) -> Result<Tensor<2>> {
 }
 
 impl Policy for Cam {
+    forward!(evictor: budget, select, room);
+
     fn name(&self) -> &'static str {
         NAME
     }
 
     fn config(&self) -> Value {
         config_around(NAME, &self.options, &*self.evictor)
-    }
-
-    fn budget(&self) -> Option<Budget> {
-        self.evictor.budget()
     }
 
     fn composition(&self) -> Composition<'_> {
@@ -248,10 +246,6 @@ impl Policy for Cam {
             CamAttention::Step => Needs { window: 1, ..Needs::default() },
         };
         self.evictor.needs().union(own)
-    }
-
-    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
-        self.evictor.select(observation)
     }
 
     fn init_cache(
@@ -267,10 +261,6 @@ impl Policy for Cam {
         self.init_cache_with(cache, observation, selection, |range, token| {
             kv_kernels::uniform(seeds[range], token as u32)
         })
-    }
-
-    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
-        self.evictor.room(observation, new_tokens)
     }
 
     fn restore(&self, cache: &mut LayerCache) -> Result<()> {

@@ -6,7 +6,7 @@ mod layers;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
-use kv_core::{Budget, CacheOptions, LayerCache, Room, Selection};
+use kv_core::{CacheOptions, LayerCache, Selection};
 use kv_kernels::{KeyRule, MergeOptions, NO_SLOT, Nearest};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -14,10 +14,11 @@ use serde_json::Value;
 use crate::merging::merge_groups::Groups;
 use crate::policy::config::{Config, EVICTOR, config_around};
 use crate::policy::evictor::{evictor_of, evictor_part};
+use crate::policy::forward::forward;
 use crate::policy::sentinels::NO_THRESHOLD;
 use crate::{
     Attended, Capabilities, Composition, Eviction, EvictionPolicy, H2o, LayerContext, Merge, Needs,
-    Observation, OwnedObservation, Plan, Policy, PolicyError, Result, Scorer, Step, StepPlan,
+    Observation, OwnedObservation, Policy, PolicyError, Result, Scorer, Step, StepPlan,
 };
 
 const NAME: &str = "d2o";
@@ -173,16 +174,14 @@ impl D2o {
 }
 
 impl Policy for D2o {
+    forward!(evictor: budget, select, room);
+
     fn name(&self) -> &'static str {
         NAME
     }
 
     fn config(&self) -> Value {
         config_around(NAME, &self.options, &*self.evictor)
-    }
-
-    fn budget(&self) -> Option<Budget> {
-        self.evictor.budget()
     }
 
     fn composition(&self) -> Composition<'_> {
@@ -194,10 +193,6 @@ impl Policy for D2o {
         self.evictor.needs().union(own)
     }
 
-    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
-        self.evictor.select(observation)
-    }
-
     fn init_cache(
         &self,
         cache: &mut LayerCache,
@@ -206,10 +201,6 @@ impl Policy for D2o {
     ) -> Result<()> {
         self.evictor.init_cache(cache, observation, selection)?;
         self.merge_prompt(cache, observation, selection)
-    }
-
-    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
-        self.evictor.room(observation, new_tokens)
     }
 
     fn capabilities(&self) -> Capabilities {

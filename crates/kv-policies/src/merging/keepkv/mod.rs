@@ -13,12 +13,13 @@ mod window;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use kv_core::{Budget, LayerCache, Room, Selection};
+use kv_core::{LayerCache, Selection};
 use kv_kernels::{DecodeAttentionOptions, KeyRule, MergeOptions, StepScores};
 use serde_json::Value;
 
 use crate::policy::config::{Config, EVICTOR, config_around};
 use crate::policy::evictor::{evictor_of, evictor_part};
+use crate::policy::forward::forward;
 use crate::{
     Attended, Capabilities, Composition, Eviction, EvictionPolicy, LayerContext, Merge, Needs,
     Observation, Plan, Policy, PolicyError, RecentAttention, Result, Scorer, Step, StepPlan,
@@ -113,16 +114,14 @@ impl KeepKv {
 }
 
 impl Policy for KeepKv {
+    forward!(evictor: budget, room);
+
     fn name(&self) -> &'static str {
         NAME
     }
 
     fn config(&self) -> Value {
         config_around(NAME, &self.options, &*self.evictor)
-    }
-
-    fn budget(&self) -> Option<Budget> {
-        self.evictor.budget()
     }
 
     fn composition(&self) -> Composition<'_> {
@@ -152,10 +151,6 @@ impl Policy for KeepKv {
         self.evictor.init_cache(cache, observation, selection)?;
         self.merge_prompt(cache, observation, selection)?;
         if self.rebuilds() { self.archive(cache, observation) } else { Ok(()) }
-    }
-
-    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
-        self.evictor.room(observation, new_tokens)
     }
 
     fn capabilities(&self) -> Capabilities {
