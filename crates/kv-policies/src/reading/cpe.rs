@@ -49,6 +49,7 @@ impl Cpe {
         let wrong = |error: serde_json::Error| invalid(NAME, error.to_string());
         let psaw: Psaw = serde_json::from_value(psaw).map_err(wrong)?;
         let etf: Etf = serde_json::from_value(etf).map_err(wrong)?;
+        config.set_defaults_by("budget", CisOptions::new);
         let cis = config.take_beside::<CisOptions>(NAME, "`psaw` and `etf` with their own")?;
         Ok(Arc::new(Self::new(cis, psaw, etf)?))
     }

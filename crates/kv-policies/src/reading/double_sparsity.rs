@@ -33,30 +33,24 @@ pub struct DoubleSparsity {
     /// Tokens attended to per query head.
     pub budget: Budget,
     /// Channels of a query head; a sixteenth of the head dim by default.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub labels: Option<usize>,
     /// Calibrated channels.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub channels: Option<Channels>,
     /// The prompt's last tokens that choose channels, where none are calibrated.
-    #[serde(default = "default_window")]
     pub window: usize,
     /// First layers that attend to everything.
-    #[serde(default = "default_dense_layers")]
     pub dense_layers: usize,
 }
 
-/// Ours.
-fn default_window() -> usize {
-    64
-}
-
-/// As under Quest.
-fn default_dense_layers() -> usize {
-    2
-}
-
 impl DoubleSparsity {
+    /// The defaults, without calibrated channels.
+    pub fn new(budget: Budget) -> Self {
+        // The window is ours; dense layers are as under Quest.
+        Self { budget, labels: None, channels: None, window: 64, dense_layers: 2 }
+    }
+
     /// The policy with its channels read from their file.
     ///
     /// # Errors
@@ -79,7 +73,7 @@ impl DoubleSparsity {
 
     /// The policy from its configuration.
     pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
-        let policy: Self = config.take_all(NAME)?;
+        let policy = config.take_budgeted(NAME, Self::new)?;
         Ok(Arc::new(policy.validated()?))
     }
 }

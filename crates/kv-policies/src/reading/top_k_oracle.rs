@@ -27,20 +27,24 @@ pub struct TopKOracle {
     /// Tokens attended to per key-value head.
     pub budget: Budget,
     /// First tokens, always attended to.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub sinks: Option<usize>,
     /// Last tokens, always attended to.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub recents: Option<usize>,
     /// Which heads choose.
-    #[serde(default)]
     pub sets: SetsOf,
     /// How a group's query heads become one score.
-    #[serde(default)]
     pub reduction: Reduction,
 }
 
 impl TopKOracle {
+    /// Sets of key-value heads, by the mean of their query heads' attention.
+    pub fn new(budget: Budget) -> Self {
+        let (sets, reduction) = Default::default();
+        Self { budget, sinks: None, recents: None, sets, reduction }
+    }
+
     /// # Errors
     /// [`crate::PolicyError::InvalidConfig`], [`crate::PolicyError::ProtectedOverBudget`].
     pub fn validate(&self) -> Result<()> {
@@ -60,7 +64,7 @@ impl TopKOracle {
 
     /// The policy from its configuration.
     pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
-        let policy: Self = config.take_all(NAME)?;
+        let policy = config.take_budgeted(NAME, Self::new)?;
         policy.validate()?;
         Ok(Arc::new(policy))
     }

@@ -37,47 +37,17 @@ pub struct KvMerger {
     /// Slots per key-value head, protected ones included.
     pub budget: Budget,
     /// Cosine that neighbours must exceed: the least `ε`.
-    #[serde(default = "default_threshold")]
     pub threshold: f32,
     /// Share of the budget for the last tokens.
-    #[serde(default = "default_recent_share")]
     pub recent_share: f64,
     /// Share of the budget for the tokens of most attention among the others.
-    #[serde(default = "default_heavy_share")]
     pub heavy_share: f64,
     /// Whether a set's value is multiplied by the number of its slots.
-    #[serde(default)]
     pub set_size: bool,
     /// Decode steps between merges; the cache holds up to `interval` slots more in between.
-    #[serde(default = "default_interval")]
     pub interval: usize,
     /// Whether decoded tokens are merged too; without, they accumulate.
-    #[serde(default = "default_decode")]
     pub decode: bool,
-}
-
-/// The paper's `ε`.
-fn default_threshold() -> f32 {
-    0.75
-}
-
-/// Ours.
-fn default_recent_share() -> f64 {
-    0.25
-}
-
-/// Ours.
-fn default_heavy_share() -> f64 {
-    0.25
-}
-
-/// Ours.
-fn default_interval() -> usize {
-    64
-}
-
-fn default_decode() -> bool {
-    true
 }
 
 impl KvMerger {
@@ -85,12 +55,13 @@ impl KvMerger {
     pub fn new(budget: Budget) -> Self {
         Self {
             budget,
-            threshold: default_threshold(),
-            recent_share: default_recent_share(),
-            heavy_share: default_heavy_share(),
+            threshold: 0.75,
+            // Ours, as the interval.
+            recent_share: 0.25,
+            heavy_share: 0.25,
             set_size: false,
-            interval: default_interval(),
-            decode: default_decode(),
+            interval: 64,
+            decode: true,
         }
     }
 
@@ -143,7 +114,7 @@ impl KvMerger {
 
     /// The policy from its configuration.
     pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
-        let policy: Self = config.take_all(NAME)?;
+        let policy = config.take_budgeted(NAME, Self::new)?;
         policy.validate()?;
         Ok(Arc::new(policy))
     }

@@ -35,32 +35,15 @@ pub struct DuoAttention {
     /// The gates.
     pub alpha: Gates,
     /// Share of all heads that stream: the heads of the lowest gates.
-    #[serde(default = "default_sparsity")]
     pub sparsity: f64,
     /// First tokens that streaming heads keep.
-    #[serde(default = "default_sinks")]
     pub sinks: usize,
     /// Most recent tokens that streaming heads keep.
-    #[serde(default = "default_recents")]
     pub recents: usize,
     /// Mean slots per head behind the prompt; as many heads stream as this mean needs, whatever
     /// `sparsity` is.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub budget: Option<Budget>,
-}
-
-fn default_sparsity() -> f64 {
-    0.5
-}
-
-/// As the authors deploy; they train with 128.
-fn default_sinks() -> usize {
-    64
-}
-
-/// As the authors deploy and train.
-fn default_recents() -> usize {
-    256
 }
 
 /// The tokens that heads keep of a prompt.
@@ -73,6 +56,11 @@ struct Split {
 }
 
 impl DuoAttention {
+    /// The window that the authors deploy (they train with 128 sinks), for half of the heads.
+    pub fn new(alpha: Gates) -> Self {
+        Self { alpha, sparsity: 0.5, sinks: 64, recents: 256, budget: None }
+    }
+
     /// The policy with its gates read from their file.
     ///
     /// # Errors
@@ -130,6 +118,7 @@ impl DuoAttention {
 
     /// The policy from its configuration.
     pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
+        config.set_defaults_by("alpha", Self::new);
         let policy: Self = config.take_all(NAME)?;
         Ok(Arc::new(policy.validated()?))
     }

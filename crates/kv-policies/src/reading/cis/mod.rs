@@ -66,7 +66,7 @@ impl Cis {
 
     /// The policy from its configuration.
     pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
-        Ok(Arc::new(Self::new(config.take_all(NAME)?)?))
+        Ok(Arc::new(Self::new(config.take_budgeted(NAME, CisOptions::new)?)?))
     }
 }
 

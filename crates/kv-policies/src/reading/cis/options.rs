@@ -89,40 +89,30 @@ pub struct CisOptions {
     /// `C`: tokens attended to per head, sinks and locals included, neighbours not.
     pub budget: Budget,
     /// `C_sink`; by default the root of half the budget: 8 of 128 and 16 of 512, as in the paper.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub sinks: Option<usize>,
     /// `C_local`; by default four times the sinks: 32 of 128 and 64 of 512, as in the paper.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub recents: Option<usize>,
     /// `s`: tokens of a block, within which sets are shared; at most 1,024.
-    #[serde(default = "default_block")]
     pub block: usize,
     /// `τ`: cosine above which a set is shared; from 1 on never, from -1 down always.
-    #[serde(default = "default_threshold")]
     pub threshold: f32,
     /// Which earlier steps of the block are compared.
-    #[serde(default)]
     pub compared: Compared,
     /// `m / k`: share of a retrieved set that brings its neighbours along, the best first.
-    #[serde(default = "default_dilated")]
     pub dilated: f32,
     /// `r`: neighbours on each side.
-    #[serde(default = "default_radius")]
     pub radius: usize,
     /// Who reads neighbours.
-    #[serde(default)]
     pub neighbours: Neighbours,
     /// What steps are compared by.
-    #[serde(default)]
     pub similarity: Similarity,
     /// How similarities of a group become one.
-    #[serde(default)]
     pub group_similarity: GroupSimilarity,
     /// Which heads have sets.
-    #[serde(default)]
     pub sets: SetsOf,
     /// How scores of a group become one.
-    #[serde(default)]
     pub group_score: GroupScore,
     /// Accepted and ignored: certificates are computed outside of steps, for any options.
     #[serde(default, skip_serializing)]
@@ -130,20 +120,20 @@ pub struct CisOptions {
     /// The share of the attention to tokens in sight that heads are to drop. `k` starts at the
     /// budget's number, and is raised or lowered until measured steps drop this share. Ours; steps
     /// are not recorded then. Not for CIS*, where a set's size fixes `k`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<f32>,
     /// The tokens between measured steps, which read all keys, where there is a target.
-    #[serde(default = "default_every", skip_serializing_if = "is_usual")]
+    #[serde(default = "usual_every", skip_serializing_if = "is_usual")]
     pub every: usize,
 }
 
 /// Ours.
-fn default_every() -> usize {
+fn usual_every() -> usize {
     5
 }
 
 fn is_usual(every: &usize) -> bool {
-    *every == default_every()
+    *every == usual_every()
 }
 
 /// How far `k` may be raised.
@@ -156,22 +146,6 @@ const NEW_NEIGHBOURS: f32 = 0.25;
 /// The relative change of `k` where a step drops twice the target.
 const GAIN: f32 = 0.25;
 
-fn default_block() -> usize {
-    16
-}
-
-fn default_threshold() -> f32 {
-    CisOptions::THRESHOLD
-}
-
-fn default_dilated() -> f32 {
-    1.0 / 3.0
-}
-
-fn default_radius() -> usize {
-    1
-}
-
 impl CisOptions {
     /// The paper's `τ`.
     pub const THRESHOLD: f32 = 0.8;
@@ -182,11 +156,11 @@ impl CisOptions {
             budget,
             sinks: None,
             recents: None,
-            block: default_block(),
+            block: 16,
             threshold: Self::THRESHOLD,
             compared: Compared::default(),
-            dilated: default_dilated(),
-            radius: default_radius(),
+            dilated: 1.0 / 3.0,
+            radius: 1,
             neighbours: Neighbours::default(),
             similarity: Similarity::default(),
             group_similarity: GroupSimilarity::default(),
@@ -194,7 +168,7 @@ impl CisOptions {
             group_score: GroupScore::default(),
             certified: false,
             target: None,
-            every: default_every(),
+            every: usual_every(),
         }
     }
 

@@ -45,54 +45,49 @@ pub struct HShare {
     pub budget: Budget,
     /// `C_sink`, first tokens that are always attended to. By default `sqrt(budget / 2)`, the rule
     /// of CIS: 8 of 128 and 16 of 512.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub sinks: Option<usize>,
     /// `C_local`, last tokens that are always attended to. By default four times the sinks, the
     /// rule of CIS: 32 of 128 and 64 of 512.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub recents: Option<usize>,
     /// Share of the layers that choose for themselves.
-    #[serde(default = "default_layers")]
     pub layers: f64,
     /// Share of a layer's query heads that choose for themselves.
-    #[serde(default = "default_heads")]
     pub heads: f64,
     /// Share of the decode steps that choose; 1 divided by a whole number.
-    #[serde(default = "default_queries")]
     pub queries: f64,
     /// Channels of a query head; a quarter of the head dim, at most 32, by default.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub labels: Option<usize>,
     /// Calibrated channels.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub channels: Option<Channels>,
     /// Last queries of the prompt whose critical tokens are compared, and which choose channels
     /// where none are calibrated.
-    #[serde(default = "default_window")]
     pub window: usize,
     /// First layers that attend to everything.
-    #[serde(default)]
     pub dense_layers: usize,
 }
 
-fn default_layers() -> f64 {
-    0.75
-}
-
-fn default_heads() -> f64 {
-    0.75
-}
-
-fn default_queries() -> f64 {
-    0.5
-}
-
-/// Ours: the paper compares the critical tokens of all queries.
-fn default_window() -> usize {
-    64
-}
-
 impl HShare {
+    /// The paper's shares, without calibrated channels.
+    pub fn new(budget: Budget) -> Self {
+        Self {
+            budget,
+            sinks: None,
+            recents: None,
+            layers: 0.75,
+            heads: 0.75,
+            queries: 0.5,
+            labels: None,
+            channels: None,
+            // Ours: the paper compares the critical tokens of all queries.
+            window: 64,
+            dense_layers: 0,
+        }
+    }
+
     /// The policy with its channels read from their file.
     ///
     /// # Errors
@@ -173,7 +168,7 @@ impl HShare {
 
     /// The policy from its configuration.
     pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
-        let policy: Self = config.take_all(NAME)?;
+        let policy = config.take_budgeted(NAME, Self::new)?;
         Ok(Arc::new(policy.validated()?))
     }
 }

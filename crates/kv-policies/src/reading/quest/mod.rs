@@ -42,20 +42,15 @@ pub struct Quest {
     /// Tokens attended to per head, in whole pages.
     pub budget: Budget,
     /// Slots of a page.
-    #[serde(default = "default_page")]
     pub page: usize,
     /// Whether pages are halved until a sequence's budget holds 4 of them; `false` is the paper's
     /// form.
-    #[serde(default = "default_fit_page")]
     pub fit_page: bool,
     /// Which heads choose pages.
-    #[serde(default)]
     pub heads: Choosers,
     /// How the last page is read.
-    #[serde(default)]
     pub last_page: LastPage,
     /// First layers that attend to everything.
-    #[serde(default = "default_dense_layers")]
     pub dense_layers: usize,
 }
 
@@ -84,22 +79,14 @@ pub enum LastPage {
     Scored,
 }
 
-/// The paper's page size.
-fn default_page() -> usize {
-    16
-}
-
-/// The paper's evaluation reads the first two layers whole.
-fn default_dense_layers() -> usize {
-    2
-}
-
-/// Ours.
-fn default_fit_page() -> bool {
-    true
-}
-
 impl Quest {
+    /// The paper's page size, fitted to the budget; its evaluation reads the first two layers
+    /// whole.
+    pub fn new(budget: Budget) -> Self {
+        let (heads, last_page) = (Choosers::Query, LastPage::Always);
+        Self { budget, page: 16, fit_page: true, heads, last_page, dense_layers: 2 }
+    }
+
     /// # Errors
     /// [`PolicyError::InvalidConfig`] for pages of no slots, and for budgets below a page that is
     /// not fitted.
@@ -178,7 +165,7 @@ impl Quest {
 
     /// The policy from its configuration.
     pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
-        let policy: Self = config.take_all(NAME)?;
+        let policy = config.take_budgeted(NAME, Self::new)?;
         policy.validate()?;
         Ok(Arc::new(policy))
     }

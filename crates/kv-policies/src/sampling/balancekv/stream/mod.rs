@@ -18,6 +18,7 @@ use rand::Rng;
 use serde::{Deserialize, Serialize};
 
 use super::merge_reduce::{Instances, Pool, Token};
+use super::{GAMMA, VALUE_OFFSET};
 use crate::policy::config::{Config, config_of};
 use crate::policy::generator::generator;
 use crate::sampling::exact_ends::exact_ends;
@@ -52,49 +53,36 @@ pub struct BalanceKvStream {
     /// `t`: even, at least 2. By default the largest whose levels fit the budget if all values are
     /// in one bucket: of the prompt where the budget is a share, else of `max_tokens`, or 16 times
     /// the budget. Each doubling of the stream adds up to half a batch an instance.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub batch: Option<usize>,
     /// First tokens kept exactly; 256 by default, a quarter of the budget at most.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub sinks: Option<usize>,
     /// Last tokens kept exactly; 256 by default, a quarter of the budget at most.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub recents: Option<usize>,
     /// The stream's length `n`, which fixes the levels, `T = log₂(n / t)`: the last one grows
     /// without bound where the stream is longer. By default levels grow with the stream.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<usize>,
     /// One instance for numerator and denominator, whose walk adds `value_offset` to the values'
     /// products: half as many slots, and errors of numerator and denominator that cancel. `false`
     /// is Algorithm 1 with its many instances, which needs keys and queries of small norms: at the
     /// norms of real keys its outputs are off by several times their own norm.
-    #[serde(default = "default_joint")]
     pub joint: bool,
     /// See `joint`.
-    #[serde(default = "super::default_value_offset")]
     pub value_offset: f32,
     /// `γ` of the practical walk.
-    #[serde(default = "super::default_gamma")]
     pub gamma: f64,
     /// Algorithm 2's probability of failure, for its own walk; needs `norm_bound`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub delta: Option<f64>,
     /// `r`, which bounds the norms of queries and keys. With it, buckets of small values are
     /// erased.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub norm_bound: Option<f64>,
     /// `ε`; the erased buckets may take half of it.
-    #[serde(default = "default_epsilon")]
     pub epsilon: f64,
-}
-
-/// Ours: Algorithm 1 needs keys and queries of small norms.
-fn default_joint() -> bool {
-    true
-}
-
-fn default_epsilon() -> f64 {
-    0.1
 }
 
 impl BalanceKvStream {
@@ -106,12 +94,13 @@ impl BalanceKvStream {
             sinks: None,
             recents: None,
             max_tokens: None,
-            joint: default_joint(),
-            value_offset: super::default_value_offset(),
-            gamma: super::default_gamma(),
+            // Ours: Algorithm 1 needs keys and queries of small norms.
+            joint: true,
+            value_offset: VALUE_OFFSET,
+            gamma: GAMMA,
             delta: None,
             norm_bound: None,
-            epsilon: default_epsilon(),
+            epsilon: 0.1,
         }
     }
 
@@ -171,7 +160,7 @@ impl BalanceKvStream {
 
     /// The policy from its configuration.
     pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
-        let policy: Self = config.take_all(NAME)?;
+        let policy = config.take_budgeted(NAME, Self::new)?;
         policy.validate()?;
         Ok(Arc::new(policy))
     }
