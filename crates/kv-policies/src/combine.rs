@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::policy::config::{Config, invalid};
 use crate::policy::forward::forward;
-use crate::{Capabilities, Composition, Needs, Policy, PolicyError, Result};
+use crate::{Capabilities, Composition, Needs, Policy, Result};
 
 /// The registry's name.
 pub(crate) const COMBINE: &str = "combine";
@@ -22,8 +22,8 @@ impl Combine {
     /// `prefill` chooses from the prompt, `decode` does the rest, merging and renumbering included.
     ///
     /// # Errors
-    /// [`PolicyError::InvalidConfig`] where only `prefill` renumbers: decode steps would not go on
-    /// with it; and for policies that cannot be halved ([`Capabilities::combines`]).
+    /// [`crate::PolicyError::InvalidConfig`] where only `prefill` renumbers: decode steps would not
+    /// go on with it; and for policies that cannot be halved ([`Capabilities::combines`]).
     pub fn new(prefill: Arc<dyn Policy>, decode: Arc<dyn Policy>) -> Result<Self> {
         for (part, policy) in [("prefill", &prefill), ("decode", &decode)] {
             if !policy.capabilities().combines {
@@ -31,16 +31,13 @@ impl Combine {
                     "`{part}` is `{}`, whose prompt and decode steps belong together",
                     policy.name()
                 );
-                return Err(PolicyError::InvalidConfig { policy: COMBINE.into(), reason });
+                return Err(invalid(COMBINE, reason));
             }
         }
         if prefill.capabilities().renumbers && !decode.capabilities().renumbers {
             let reason = "`rerotate` of `prefill` alone does not hold while decoding, expected it \
                           in `decode`";
-            return Err(PolicyError::InvalidConfig {
-                policy: COMBINE.into(),
-                reason: reason.into(),
-            });
+            return Err(invalid(COMBINE, reason.into()));
         }
         Ok(Self { prefill, decode })
     }

@@ -6,8 +6,7 @@ use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    DecodeView, Decoding, KeepTopDefaults, Needs, Observation, PolicyError, Reduction, Result,
-    SCORE, Scorer,
+    DecodeView, Decoding, KeepTopDefaults, Needs, Observation, Reduction, Result, SCORE, Scorer,
 };
 
 /// H2O (Zhang et al., 2023, section 4): attention summed over all queries since prefill, not
@@ -57,7 +56,5 @@ pub(super) fn column_sums(
     observation: &Observation<'_>,
     reduction: Reduction,
 ) -> Result<Tensor<3>> {
-    let missing = PolicyError::MissingObservation { policy, what: "column sums of attention" };
-    let sums = observation.column_sums.clone().ok_or(missing)?;
-    Ok(reduction.groups(sums, observation.dims()[1]))
+    Ok(reduction.groups(observation.attention_sums(policy)?, observation.dims()[1]))
 }

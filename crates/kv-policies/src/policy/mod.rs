@@ -10,12 +10,13 @@
 //! * [`attention_scores`]: attention of the last queries, pooled and reduced.
 //! * [`write_slots`]: caches of a fixed size, whose new tokens overwrite.
 //! * [`ends`]: first and last tokens that always stay.
-//! * [`config`]: parameters from and to JSON.
+//! * [`config`]: parameters from and to JSON; [`check`]: what they may be.
 //! * [`state_tensors`], [`sentinels`], [`generator`], [`notice`], [`error`]: state tensors,
 //!   values that are no numbers, random numbers, warnings, errors.
 
 pub(crate) mod attention_scores;
 pub(crate) mod board;
+pub(crate) mod check;
 pub(crate) mod config;
 pub(crate) mod ends;
 pub(crate) mod error;
@@ -358,9 +359,7 @@ pub(crate) fn fill<P: Policy + ?Sized>(
     options: CacheOptions,
 ) -> Result<LayerCache> {
     let room = policy.room(observation, new_tokens)?;
-    let Observation { keys, values, positions, .. } = *observation;
-    let mut cache =
-        LayerCache::from_prefill(keys, values, positions, &plan.selection, room, options)?;
+    let mut cache = observation.cache(&plan.selection, room, options)?;
     if let Some(weights) = &plan.log_weights {
         cache.set_live_log_weights(weights)?;
     }

@@ -8,6 +8,7 @@ use kv_kernels::{
     AttentionOutput, DecodeAttentionOptions, EvictionOptions, EvictionScope, GroupReduction, Guard,
 };
 
+use super::config::invalid;
 use super::error::{PolicyError, Result};
 use super::observation::LayerContext;
 use super::step::Step;
@@ -263,19 +264,16 @@ impl<'a> StepPlan<'a> {
 
     /// Refuses a plan with parts that the step would not run.
     fn check(&self) -> Result<()> {
-        let invalid = |policy: &str, reason: &str| {
-            Err(PolicyError::InvalidConfig { policy: policy.into(), reason: reason.into() })
-        };
         let live = matches!(self.attention, StepAttention::Live { .. });
         if self.merge.is_some() && !(live && self.slot == TokenSlot::Append) {
             let reason = "its steps do not attend to all live slots behind an append";
-            return invalid("evictor", reason);
+            return Err(invalid("evictor", reason.into()));
         }
         let behind = self.eviction.as_ref().is_some_and(|rule| !rule.before_attention);
         if !live && (behind || self.update.is_some()) {
             let reason = "its plan has an update or an eviction behind an attention that leaves \
                           neither probabilities nor logits";
-            return invalid("decode step", reason);
+            return Err(invalid("decode step", reason.into()));
         }
         Ok(())
     }

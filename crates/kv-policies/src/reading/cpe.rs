@@ -9,8 +9,7 @@ use kv_kernels::Share;
 use crate::policy::config::{Config, invalid};
 use crate::policy::forward::forward;
 use crate::{
-    Capabilities, Cis, CisOptions, Etf, LayerContext, Observation, Policy, PolicyError, Psaw,
-    Result, StepPlan,
+    Capabilities, Cis, CisOptions, Etf, LayerContext, Observation, Policy, Psaw, Result, StepPlan,
 };
 
 const NAME: &str = "cpe";
@@ -29,7 +28,7 @@ pub struct Cpe {
 
 impl Cpe {
     /// # Errors
-    /// [`PolicyError::InvalidConfig`], [`PolicyError::ProtectedOverBudget`].
+    /// [`crate::PolicyError::InvalidConfig`], [`crate::PolicyError::ProtectedOverBudget`].
     pub fn new(cis: CisOptions, psaw: Psaw, etf: Etf) -> Result<Self> {
         let cis = Cis::named(NAME, cis, false)?;
         psaw.validate(NAME)?;
@@ -37,7 +36,7 @@ impl Cpe {
         if psaw.free {
             let reason =
                 "`free` of `psaw` is true, expected false: sets name tokens by their slots";
-            return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason: reason.into() });
+            return Err(invalid(NAME, reason.into()));
         }
         Ok(Self { cis, psaw, etf })
     }
@@ -93,7 +92,7 @@ impl Policy for Cpe {
                  all that is in sight: expected a prompt kept whole, or `phi` of 1 in `psaw`",
                 selection.lengths().iter().min().copied().unwrap_or_default()
             );
-            return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
+            return Err(invalid(NAME, reason));
         }
         self.cis.init_cache(cache, observation, selection)
     }

@@ -9,14 +9,13 @@ use kv_core::{Budget, LayerCache, Selection};
 use kv_kernels::{Choice, label_scores, top_slots};
 use serde::{Deserialize, Serialize};
 
+use crate::policy::check::Check;
 use crate::policy::config::{Config, config_of};
 use crate::policy::lists::SlotList;
 use crate::policy::state_tensors::int_state;
 use crate::reading::channels::{CHANNELS, Channels, channels};
 use crate::reading::subset::{BUDGETS, most_tokens, set_budgets, tokens_of};
-use crate::{
-    Capabilities, LayerContext, Needs, Observation, Policy, PolicyError, Result, StepPlan,
-};
+use crate::{Capabilities, LayerContext, Needs, Observation, Policy, Result, StepPlan};
 
 const NAME: &str = "double-sparsity";
 
@@ -54,19 +53,12 @@ impl DoubleSparsity {
     /// The policy with its channels read from their file.
     ///
     /// # Errors
-    /// [`PolicyError::InvalidConfig`].
+    /// [`crate::PolicyError::InvalidConfig`].
     pub fn validated(self) -> Result<Self> {
         self.budget.validate()?;
-        let invalid = |name: &str| PolicyError::InvalidConfig {
-            policy: NAME.into(),
-            reason: format!("`{name}` is 0, expected at least 1"),
-        };
-        if self.labels == Some(0) {
-            return Err(invalid("labels"));
-        }
-        if self.window == 0 {
-            return Err(invalid("window"));
-        }
+        let check = Check(NAME);
+        check.positive("labels", self.labels.unwrap_or(1))?;
+        check.positive("window", self.window)?;
         let channels = self.channels.map(|channels| channels.read(NAME)).transpose()?;
         Ok(Self { channels, ..self })
     }

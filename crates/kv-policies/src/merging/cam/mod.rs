@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::policy::attention_scores::window_attention;
+use crate::policy::check::Check;
 use crate::policy::config::{Config, EVICTOR, config_around};
 use crate::policy::evictor::{evictor_of, evictor_part};
 use crate::policy::forward::forward;
@@ -107,10 +108,7 @@ impl Cam {
     /// range.
     pub fn new(evictor: Arc<dyn Policy>, options: CamOptions) -> Result<Self> {
         let evictor = evictor_of(evictor, NAME)?;
-        if options.spread == 0 {
-            let reason = "`spread` is 0, expected at least 1".into();
-            return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
-        }
+        Check(NAME).positive("spread", options.spread)?;
         Ok(Self { evictor, options })
     }
 
@@ -188,11 +186,7 @@ impl Cam {
     fn prompt_attention(&self, observation: &Observation<'_>) -> Result<Tensor<3>> {
         let kv_heads = observation.dims()[1];
         let attention = match self.options.attention {
-            CamAttention::Accumulated => {
-                let what = "column sums of attention";
-                let missing = PolicyError::MissingObservation { policy: NAME, what };
-                observation.column_sums.clone().ok_or(missing)?
-            }
+            CamAttention::Accumulated => observation.attention_sums(NAME)?,
             CamAttention::Step => {
                 let query = observation.last_queries(NAME, 1)?;
                 window_attention(&query, observation.keys).squeeze_dim(2)

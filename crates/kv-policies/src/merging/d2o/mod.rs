@@ -12,13 +12,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::merging::merge_groups::Groups;
+use crate::policy::check::Check;
 use crate::policy::config::{Config, EVICTOR, config_around};
 use crate::policy::evictor::{evictor_of, evictor_part};
 use crate::policy::forward::forward;
 use crate::policy::sentinels::NO_THRESHOLD;
 use crate::{
     Attended, Capabilities, Composition, Eviction, EvictionPolicy, H2o, LayerContext, Merge, Needs,
-    Observation, OwnedObservation, Policy, PolicyError, Result, Scorer, Step, StepPlan,
+    Observation, OwnedObservation, Policy, Result, Scorer, Step, StepPlan,
 };
 
 const NAME: &str = "d2o";
@@ -68,15 +69,11 @@ impl Default for D2oOptions {
 
 impl D2o {
     /// # Errors
-    /// [`PolicyError::InvalidConfig`] for policies that do not evict by scores, and options out of
-    /// range.
+    /// [`crate::PolicyError::InvalidConfig`] for policies that do not evict by scores, and options
+    /// out of range.
     pub fn new(evictor: Arc<dyn Policy>, options: D2oOptions) -> Result<Self> {
-        let invalid = |reason| PolicyError::InvalidConfig { policy: NAME.into(), reason };
         let evictor = evictor_of(evictor, NAME)?;
-        if !(0.0..=1.0).contains(&options.momentum) {
-            let momentum = options.momentum;
-            return Err(invalid(format!("`momentum` is {momentum}, expected 0 to 1")));
-        }
+        Check(NAME).share("momentum", options.momentum)?;
         Ok(Self { evictor, options })
     }
 

@@ -17,12 +17,13 @@ use kv_core::{LayerCache, Selection};
 use kv_kernels::{DecodeAttentionOptions, KeyRule, MergeOptions, StepScores};
 use serde_json::Value;
 
-use crate::policy::config::{Config, EVICTOR, config_around};
+use crate::policy::check::Check;
+use crate::policy::config::{Config, EVICTOR, config_around, invalid};
 use crate::policy::evictor::{evictor_of, evictor_part};
 use crate::policy::forward::forward;
 use crate::{
     Attended, Capabilities, Composition, Eviction, EvictionPolicy, LayerContext, Merge, Needs,
-    Observation, Plan, Policy, PolicyError, RecentAttention, Result, Scorer, Step, StepPlan,
+    Observation, Plan, Policy, RecentAttention, Result, Scorer, Step, StepPlan,
 };
 
 pub use archive::{Archive, Transfers};
@@ -53,44 +54,32 @@ impl KeepKv {
     pub const NAME: &'static str = NAME;
 
     /// # Errors
-    /// [`PolicyError::InvalidConfig`] for policies that do not evict by scores, and options out of
-    /// range.
+    /// [`crate::PolicyError::InvalidConfig`] for policies that do not evict by scores, and options
+    /// out of range.
     pub fn new(evictor: Arc<dyn Policy>, options: KeepKvOptions) -> Result<Self> {
-        let invalid = |reason| PolicyError::InvalidConfig { policy: NAME.into(), reason };
         let evictor = evictor_of(evictor, NAME)?;
         let KeepKvOptions { threshold, guard, alpha, window, epsilon, .. } = options;
-        if !(-1.0..=1.0).contains(&threshold) {
-            return Err(invalid(format!("`threshold` is {threshold}, expected -1 to 1")));
-        }
-        if !(guard == 0.0 || guard >= 1.0) {
-            return Err(invalid(format!("`guard` is {guard}, expected 0 or at least 1")));
-        }
-        if !(alpha > 0.0 && alpha < 1.0) {
-            return Err(invalid(format!("`alpha` is {alpha}, expected between 0 and 1")));
-        }
-        if !(epsilon >= 0.0 && epsilon.is_finite()) {
-            return Err(invalid(format!("`epsilon` is {epsilon}, expected a number from 0 on")));
-        }
+        let check = Check(NAME);
+        check.that("threshold", threshold, (-1.0..=1.0).contains(&threshold), "-1 to 1")?;
+        check.that("guard", guard, guard == 0.0 || guard >= 1.0, "0 or at least 1")?;
+        check.that("alpha", alpha, alpha > 0.0 && alpha < 1.0, "between 0 and 1")?;
+        let from_0_on = |number: f64| number >= 0.0 && number.is_finite();
+        check.that("epsilon", epsilon, from_0_on(epsilon), "a number from 0 on")?;
         if options.absolute_step && options.predictor != Predictor::Ema {
-            return Err(invalid("`absolute_step` is of the predictor `ema`".into()));
+            return Err(invalid(NAME, "`absolute_step` is of the predictor `ema`".into()));
         }
         let above = options.rebuild_above;
-        if !(above >= 0.0 && above.is_finite()) {
-            return Err(invalid(format!(
-                "`rebuild_above` is {above}, expected a number from 0 on"
-            )));
-        }
+        check.that("rebuild_above", above, from_0_on(above), "a number from 0 on")?;
         let followed = evictor.capabilities().changes_decode && !evictor.needs().raw_queries;
         if (options.period > 0 || above > 0.0) && !followed {
             let name = evictor.name();
-            return Err(invalid(format!(
+            let reason = format!(
                 "`evictor` is `{name}`: `period` and `rebuild_above` need one that evicts during \
                  decode, without queries before RoPE"
-            )));
+            );
+            return Err(invalid(NAME, reason));
         }
-        if window == 0 {
-            return Err(invalid("`window` is 0, expected at least 1".into()));
-        }
+        check.positive("window", window)?;
         Ok(Self { evictor, options })
     }
 

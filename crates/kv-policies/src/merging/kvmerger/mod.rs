@@ -10,7 +10,8 @@ use kv_core::{Budget, CacheOptions, LayerCache, Room, Selection, read_f32};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::policy::config::{Config, config_of};
+use crate::policy::check::Check;
+use crate::policy::config::{Config, config_of, invalid};
 use crate::{
     Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Reduction, Result,
     StepAttention, StepPlan, StepUpdate,
@@ -66,26 +67,19 @@ impl KvMerger {
     }
 
     pub(crate) fn validate(&self) -> Result<()> {
-        let invalid = |reason| Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
         let Self { threshold, recent_share, heavy_share, interval, .. } = *self;
         self.budget.validate()?;
-        if !(-1.0..=1.0).contains(&threshold) {
-            return invalid(format!("`threshold` is {threshold}, expected -1 to 1"));
-        }
-        for (name, share) in [("recent_share", recent_share), ("heavy_share", heavy_share)] {
-            if !(0.0..=1.0).contains(&share) {
-                return invalid(format!("`{name}` is {share}, expected 0 to 1"));
-            }
-        }
+        let check = Check(NAME);
+        check.that("threshold", threshold, (-1.0..=1.0).contains(&threshold), "-1 to 1")?;
+        check.share("recent_share", recent_share)?;
+        check.share("heavy_share", heavy_share)?;
         if recent_share + heavy_share > 1.0 {
-            return invalid(format!(
+            let reason = format!(
                 "`recent_share` {recent_share} and `heavy_share` {heavy_share} exceed 1 together"
-            ));
+            );
+            return Err(invalid(NAME, reason));
         }
-        if interval == 0 {
-            return invalid("`interval` is 0, expected at least 1".into());
-        }
-        Ok(())
+        check.positive("interval", interval)
     }
 
     /// Slots that a head may hold during decode: token budgets fill up even after short prompts.
@@ -98,9 +92,7 @@ impl KvMerger {
 
     /// The attention that each token of a prompt has had, `[B * Hkv * T]`.
     fn prompt_attention(observation: &Observation<'_>) -> Result<Vec<f32>> {
-        let what = "column sums of attention";
-        let missing = PolicyError::MissingObservation { policy: NAME, what };
-        let sums = observation.column_sums.clone().ok_or(missing)?;
+        let sums = observation.attention_sums(NAME)?;
         Ok(read_f32("attention", Reduction::Mean.groups(sums, observation.dims()[1]))?)
     }
 
@@ -162,14 +154,8 @@ impl Policy for KvMerger {
         let mut attention = Self::prompt_attention(observation)?;
         let sets = self.prompt_sets(observation, &attention)?;
         let selection = Selection::new(sets.kept())?;
-        let mut cache = LayerCache::from_prefill(
-            observation.keys,
-            observation.values,
-            observation.positions,
-            &selection,
-            self.room(observation, new_tokens)?,
-            options,
-        )?;
+        let room = self.room(observation, new_tokens)?;
+        let mut cache = observation.cache(&selection, room, options)?;
         let [batch, kv_heads, tokens, head_dim] = observation.dims();
         let rows = [batch * kv_heads * tokens, head_dim];
         let flat = |tensor: &Tensor<4>| tensor.clone().reshape(rows).cast(cache.options().dtype);

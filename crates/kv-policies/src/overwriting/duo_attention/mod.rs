@@ -9,13 +9,13 @@ use std::sync::Arc;
 use kv_core::{Budget, CacheOptions, LayerCache, Selection, counted};
 use serde::{Deserialize, Serialize};
 
-use crate::policy::config::{Config, config_of};
+use crate::policy::check::Check;
+use crate::policy::config::{Config, config_of, invalid};
 use crate::policy::state_tensors::{int_numbers, int_state};
 use crate::policy::write_slots::WriteSlots;
 use crate::reading::subset::tokens_of;
 use crate::{
-    Capabilities, LayerContext, Observation, Plan, Policy, PolicyError, Result, StepPlan,
-    StepUpdate, TokenSlot,
+    Capabilities, LayerContext, Observation, Plan, Policy, Result, StepPlan, StepUpdate, TokenSlot,
 };
 
 pub use gates::Gates;
@@ -64,18 +64,13 @@ impl DuoAttention {
     /// The policy with its gates read from their file.
     ///
     /// # Errors
-    /// [`PolicyError::InvalidConfig`].
+    /// [`crate::PolicyError::InvalidConfig`].
     pub fn validated(self) -> Result<Self> {
-        let invalid = |reason| Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
         if let Some(budget) = self.budget {
             budget.validate()?;
         }
-        if !(0.0..=1.0).contains(&self.sparsity) {
-            return invalid(format!("`sparsity` is {}, expected 0 to 1", self.sparsity));
-        }
-        if self.recents == 0 {
-            return invalid("`recents` is 0, expected at least 1".into());
-        }
+        Check(NAME).share("sparsity", self.sparsity)?;
+        Check(NAME).positive("recents", self.recents)?;
         Ok(Self { alpha: self.alpha.read(NAME)?, ..self })
     }
 
@@ -111,7 +106,7 @@ impl DuoAttention {
                 counted(lists.len(), "layer"),
                 counted(own, "head")
             );
-            return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
+            return Err(invalid(NAME, reason));
         }
         Ok(self.alpha.lowest(split.streaming).swap_remove(index))
     }

@@ -7,9 +7,10 @@ use kv_kernels::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::Result;
+use crate::policy::check::Check;
 use crate::policy::notice::warn_once;
 use crate::reading::set_parts::SetParts;
-use crate::{PolicyError, Result};
 
 /// The vectors that two steps are compared by (table VII).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -173,33 +174,23 @@ impl CisOptions {
     }
 
     pub(crate) fn validate(&self, policy: &'static str) -> Result<()> {
-        let invalid =
-            |reason: String| Err(PolicyError::InvalidConfig { policy: policy.into(), reason });
+        let Self { block, threshold, dilated, radius, .. } = *self;
         self.budget.validate()?;
-        if !(1..=LONGEST_BLOCK).contains(&self.block) {
-            return invalid(format!("`block` is {}, expected 1 to {LONGEST_BLOCK}", self.block));
-        }
+        let check = Check(policy);
+        let blocks = 1..=LONGEST_BLOCK;
+        check.that("block", block, blocks.contains(&block), &format!("1 to {LONGEST_BLOCK}"))?;
         if self.certified {
             warn_once(policy, "certified", || "`certified` has no effect any more".into());
         }
-        if self.recents == Some(0) {
-            return invalid("`recents` is 0, expected at least the newest token".into());
+        check.that("recents", 0, self.recents != Some(0), "at least the newest token")?;
+        check.that("threshold", threshold, threshold.is_finite(), "a cosine")?;
+        check.that("dilated", dilated, (0.0..=1.0).contains(&dilated), "0 to 1")?;
+        check.that("radius", radius, radius <= 64, "at most 64")?;
+        if let Some(target) = self.target {
+            let holds = target > 0.0 && target < 1.0;
+            check.that("target", target, holds, "a share between 0 and 1")?;
         }
-        if !self.threshold.is_finite() {
-            return invalid(format!("`threshold` is {}, expected a cosine", self.threshold));
-        }
-        if !(0.0..=1.0).contains(&self.dilated) {
-            return invalid(format!("`dilated` is {}, expected 0 to 1", self.dilated));
-        }
-        if self.radius > 64 {
-            return invalid(format!("`radius` is {}, expected at most 64", self.radius));
-        }
-        if let Some(target) = self.target.filter(|target| !(*target > 0.0 && *target < 1.0)) {
-            return invalid(format!("`target` is {target}, expected a share between 0 and 1"));
-        }
-        if self.every == 0 {
-            return invalid("`every` is 0, expected at least 1".into());
-        }
+        check.positive("every", self.every)?;
         if let Budget::Tokens(budget) = self.budget {
             self.parts(policy, budget)?;
         }

@@ -12,6 +12,7 @@ use kv_core::{Budget, CacheOptions, LayerCache, Selection, read_i32};
 use kv_kernels::LIST_HEADER;
 use serde::{Deserialize, Serialize};
 
+use crate::policy::check::Check;
 use crate::policy::config::{Config, config_of};
 use crate::policy::lists::SlotList;
 use crate::policy::state_tensors::{check_countable, int_state};
@@ -19,8 +20,8 @@ use crate::reading::channels::{CHANNELS, Channels};
 use crate::reading::set_parts::SetParts;
 use crate::reading::subset::{BUDGETS, tokens_of};
 use crate::{
-    Capabilities, LayerContext, Needs, Observation, OwnedObservation, Plan, Policy, PolicyError,
-    Reads, Result, Step, StepPlan,
+    Capabilities, LayerContext, Needs, Observation, OwnedObservation, Plan, Policy, Reads, Result,
+    Step, StepPlan,
 };
 
 use shared::{SharedLists, Sharing};
@@ -91,27 +92,20 @@ impl HShare {
     /// The policy with its channels read from their file.
     ///
     /// # Errors
-    /// [`PolicyError::InvalidConfig`].
+    /// [`crate::PolicyError::InvalidConfig`].
     pub fn validated(self) -> Result<Self> {
         self.budget.validate()?;
-        let invalid = |reason| PolicyError::InvalidConfig { policy: NAME.into(), reason };
+        let check = Check(NAME);
         for (name, share) in
             [("layers", self.layers), ("heads", self.heads), ("queries", self.queries)]
         {
-            if !(share > 0.0 && share <= 1.0) {
-                return Err(invalid(format!("`{name}` is {share}, expected above 0, up to 1")));
-            }
+            check.that(name, share, share > 0.0 && share <= 1.0, "above 0, up to 1")?;
         }
         let steps = 1.0 / self.queries;
-        if (steps - steps.round()).abs() > 1e-6 * steps {
-            let queries = self.queries;
-            return Err(invalid(format!("`queries` is {queries}, expected 1, 1/2, 1/3 ...")));
-        }
-        for (name, count) in [("labels", self.labels.unwrap_or(1)), ("window", self.window)] {
-            if count == 0 {
-                return Err(invalid(format!("`{name}` is 0, expected at least 1")));
-            }
-        }
+        let off = (steps - steps.round()).abs() > 1e-6 * steps;
+        check.that("queries", self.queries, !off, "1, 1/2, 1/3 ...")?;
+        check.positive("labels", self.labels.unwrap_or(1))?;
+        check.positive("window", self.window)?;
         if let Budget::Tokens(budget) = self.budget {
             self.parts(budget)?;
         }

@@ -101,11 +101,7 @@ impl HShare {
             let observation = layer.view();
             let selection = self.select(&observation)?.selection;
             let room = self.room(&observation, new_tokens)?;
-            let (keys, values) = (observation.keys, observation.values);
-            let positions = observation.positions;
-            let options = options.clone();
-            let mut cache =
-                LayerCache::from_prefill(keys, values, positions, &selection, room, options)?;
+            let mut cache = observation.cache(&selection, room, options.clone())?;
             if let Some(own) = index.checked_sub(self.dense_layers) {
                 let sources: Vec<usize> = maps.iter().map(|map| map[own]).collect();
                 // A layer that takes another's lists takes the lists of that layer's choosing

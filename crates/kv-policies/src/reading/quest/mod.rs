@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 
 pub use pages::PageBounds;
 
-use crate::policy::config::{Config, config_of};
+use crate::policy::check::Check;
+use crate::policy::config::{Config, config_of, invalid};
 use crate::policy::lists::SlotList;
 use crate::policy::notice::warn_once;
 use crate::policy::state_tensors::{int_numbers, int_state};
@@ -92,15 +93,15 @@ impl Quest {
     /// not fitted.
     pub fn validate(&self) -> Result<()> {
         self.budget.validate()?;
-        let invalid = |reason| Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
-        if self.page == 0 {
-            return invalid("`page` is 0, expected at least 1".into());
-        }
+        let page = self.page;
+        Check(NAME).positive("page", page)?;
         match self.budget {
-            Budget::Tokens(tokens) if tokens < self.page && !self.fit_page => invalid(format!(
-                "a budget of {tokens} tokens is below a page, expected at least {}",
-                self.page
-            )),
+            Budget::Tokens(tokens) if tokens < page && !self.fit_page => {
+                let reason = format!(
+                    "a budget of {tokens} tokens is below a page, expected at least {page}"
+                );
+                Err(invalid(NAME, reason))
+            }
             _ => Ok(()),
         }
     }

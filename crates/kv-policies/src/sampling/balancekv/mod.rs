@@ -23,6 +23,7 @@ use kv_core::{Budget, CacheOptions, LayerCache, Selection};
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 
+use crate::policy::check::Check;
 use crate::policy::config::{Config, config_of, invalid};
 use crate::policy::fill;
 use crate::policy::generator::generator;
@@ -124,9 +125,7 @@ impl BalanceKv {
     fn validate_as(&self, policy: &'static str) -> Result<()> {
         self.budget.validate()?;
         let invalid = |reason| invalid(policy, reason);
-        if !(0.0..=1.0).contains(&self.anchors) {
-            return Err(invalid(format!("`anchors` is {}, expected 0 to 1", self.anchors)));
-        }
+        Check(policy).share("anchors", self.anchors)?;
         if self.official && (self.anchors > 0.0 || self.delta.is_some()) {
             return Err(invalid("`official` goes with neither `anchors` nor `delta`".into()));
         }

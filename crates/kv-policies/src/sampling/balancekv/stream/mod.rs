@@ -19,13 +19,11 @@ use serde::{Deserialize, Serialize};
 
 use super::merge_reduce::{Instances, Pool, Token};
 use super::{GAMMA, VALUE_OFFSET};
-use crate::policy::config::{Config, config_of};
+use crate::policy::check::Check;
+use crate::policy::config::{Config, config_of, invalid};
 use crate::policy::generator::generator;
 use crate::sampling::exact_ends::exact_ends;
-use crate::{
-    Capabilities, LayerContext, Observation, Plan, Policy, PolicyError, Result, StepPlan,
-    StepUpdate,
-};
+use crate::{Capabilities, LayerContext, Observation, Plan, Policy, Result, StepPlan, StepUpdate};
 use head::Head;
 use sizes::Sizes;
 use take::weights;
@@ -105,38 +103,34 @@ impl BalanceKvStream {
     }
 
     /// # Errors
-    /// [`PolicyError::InvalidConfig`].
+    /// [`crate::PolicyError::InvalidConfig`].
     pub fn validate(&self) -> Result<()> {
         self.budget.validate()?;
-        let reason = match *self {
-            Self { batch: Some(batch), .. } if batch < 2 || batch % 2 == 1 => {
-                format!("`batch` is {batch}, expected an even number from 2 on")
-            }
-            Self { gamma, .. } if !(gamma > 0.0 && gamma.is_finite()) => {
-                format!("`gamma` is {gamma}, expected above 0")
-            }
-            Self { delta: Some(delta), .. } if !(delta > 0.0 && delta < 1.0) => {
-                format!("`delta` is {delta}, expected between 0 and 1")
-            }
-            Self { delta: Some(_), joint: true, .. } => {
-                "`delta` needs `joint` of false: its bounds are of the paper's instances".into()
-            }
-            Self { value_offset, .. } if !(value_offset >= 0.0 && value_offset.is_finite()) => {
-                format!("`value_offset` is {value_offset}, expected at least 0")
-            }
-            Self { delta: Some(_), norm_bound: None, .. } => {
-                "`delta` needs `norm_bound`, which is missing".into()
-            }
-            Self { max_tokens: Some(0), .. } => "`max_tokens` is 0, expected at least 1".into(),
-            Self { norm_bound: Some(bound), .. } if !(bound > 0.0 && bound.is_finite()) => {
-                format!("`norm_bound` is {bound}, expected above 0")
-            }
-            Self { epsilon, .. } if !(epsilon > 0.0 && epsilon.is_finite()) => {
-                format!("`epsilon` is {epsilon}, expected above 0")
-            }
-            _ => return Ok(()),
+        let check = Check(NAME);
+        let above_0 = |name, number: f64| {
+            check.that(name, number, number > 0.0 && number.is_finite(), "above 0")
         };
-        Err(PolicyError::InvalidConfig { policy: NAME.into(), reason })
+        if let Some(batch) = self.batch {
+            let holds = batch >= 2 && batch % 2 == 0;
+            check.that("batch", batch, holds, "an even number from 2 on")?;
+        }
+        above_0("gamma", self.gamma)?;
+        if let Some(delta) = self.delta {
+            check.that("delta", delta, delta > 0.0 && delta < 1.0, "between 0 and 1")?;
+            if self.joint {
+                let reason =
+                    "`delta` needs `joint` of false: its bounds are of the paper's instances";
+                return Err(invalid(NAME, reason.into()));
+            }
+        }
+        let offset = self.value_offset;
+        check.that("value_offset", offset, offset >= 0.0 && offset.is_finite(), "at least 0")?;
+        if self.delta.is_some() && self.norm_bound.is_none() {
+            return Err(invalid(NAME, "`delta` needs `norm_bound`, which is missing".into()));
+        }
+        check.positive("max_tokens", self.max_tokens.unwrap_or(1))?;
+        self.norm_bound.map_or(Ok(()), |bound| above_0("norm_bound", bound))?;
+        above_0("epsilon", self.epsilon)
     }
 
     fn sizes(&self, tokens: usize) -> Result<Sizes> {
