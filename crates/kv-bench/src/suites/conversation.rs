@@ -68,9 +68,9 @@ pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Quality) -> anyhow::Resu
                 let setup = policy_run.setup();
                 let exact = f64::from(u8::from(answer.exact));
                 let divergence = answer.divergence;
-                bench.record(SUITE, &case, setup, metric::EXACT_MATCH, exact, "share");
-                bench.record(SUITE, &case, setup, metric::ANSWER_LOGPROB, answer.logprob, "nats");
-                bench.record(SUITE, &case, setup, metric::KL_DIVERGENCE, divergence, "nats");
+                bench.record(SUITE, &case, setup, metric::EXACT_MATCH, exact);
+                bench.record(SUITE, &case, setup, metric::ANSWER_LOGPROB, answer.logprob);
+                bench.record(SUITE, &case, setup, metric::KL_DIVERGENCE, divergence);
             }
         }
         progress.step();

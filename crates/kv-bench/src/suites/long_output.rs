@@ -159,9 +159,9 @@ pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Quality) -> anyhow::Resu
             for Judged { exact, logprob, divergence, .. } in answers {
                 let case = Case { task: Some((*place).into()), samples: Some(1), ..case.clone() };
                 let exact = f64::from(u8::from(exact));
-                bench.record(SUITE, &case, setup, metric::EXACT_MATCH, exact, "share");
-                bench.record(SUITE, &case, setup, metric::ANSWER_LOGPROB, logprob, "nats");
-                bench.record(SUITE, &case, setup, metric::KL_DIVERGENCE, divergence, "nats");
+                bench.record(SUITE, &case, setup, metric::EXACT_MATCH, exact);
+                bench.record(SUITE, &case, setup, metric::ANSWER_LOGPROB, logprob);
+                bench.record(SUITE, &case, setup, metric::KL_DIVERGENCE, divergence);
             }
         }
     }
@@ -258,8 +258,8 @@ impl Sums {
         let case = Case { samples: Some(self.tokens), ..case.clone() };
         let tokens = self.tokens.max(1) as f64;
         let (perplexity, divergence) = ((self.surprise / tokens).exp(), self.divergence / tokens);
-        bench.record(SUITE, &case, setup, metric::PERPLEXITY, perplexity, "perplexity");
-        bench.record(SUITE, &case, setup, metric::TEXT_KL_DIVERGENCE, divergence, "nats");
+        bench.record(SUITE, &case, setup, metric::PERPLEXITY, perplexity);
+        bench.record(SUITE, &case, setup, metric::TEXT_KL_DIVERGENCE, divergence);
     }
 }
 

@@ -138,19 +138,19 @@ fn measure(
             (-judged.iter().map(|(logprob, _)| logprob).sum::<f64>() / judged.len() as f64).exp()
         };
         let case = Case::of(TASK).length(context).samples_of(&source, continued);
-        bench.record(SUITE, &case, setup, metric::PERPLEXITY, perplexity(judged), "perplexity");
+        bench.record(SUITE, &case, setup, metric::PERPLEXITY, perplexity(judged));
         let same = judged.iter().zip(&full).filter(|((_, best), full)| best == *full).count();
         let agreement = same as f64 / full.len() as f64;
-        bench.record(SUITE, &case, setup, metric::TEXT_AGREEMENT, agreement, "share");
+        bench.record(SUITE, &case, setup, metric::TEXT_AGREEMENT, agreement);
         let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
         let name = metric::TEXT_KL_DIVERGENCE;
-        bench.record(SUITE, &case, setup, name, mean(divergences), "nats");
+        bench.record(SUITE, &case, setup, name, mean(divergences));
         let buckets = judged.chunks(BUCKET).zip(divergences.chunks(BUCKET));
         for (index, (bucket, divergences)) in buckets.enumerate() {
             let (position, samples) = (Some(context + index * BUCKET), Some(bucket.len()));
             let case = Case { position, samples, ..case.clone() };
-            bench.record(SUITE, &case, setup, metric::PERPLEXITY, perplexity(bucket), "perplexity");
-            bench.record(SUITE, &case, setup, name, mean(divergences), "nats");
+            bench.record(SUITE, &case, setup, metric::PERPLEXITY, perplexity(bucket));
+            bench.record(SUITE, &case, setup, name, mean(divergences));
         }
     }
     Ok(())

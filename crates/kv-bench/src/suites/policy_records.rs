@@ -37,7 +37,7 @@ pub(crate) fn record_memory(
             continue;
         }
         let mean = sum as f64 / reports.len().max(1) as f64;
-        bench.record(suite, case, policy_run.setup(), name, mean, "bytes");
+        bench.record(suite, case, policy_run.setup(), name, mean);
     }
 }
 
@@ -58,8 +58,8 @@ pub(crate) fn record_reads(
 ) {
     if reads.steps > 0 {
         let setup = policy_run.setup();
-        bench.record(suite, case, setup, metric::RETRIEVAL_RATIO, reads.ratio(), "share");
-        bench.record(suite, case, setup, metric::TOKENS_READ, reads.slots_each(), "tokens");
+        bench.record(suite, case, setup, metric::RETRIEVAL_RATIO, reads.ratio());
+        bench.record(suite, case, setup, metric::TOKENS_READ, reads.slots_each());
     }
 }
 
@@ -103,7 +103,7 @@ impl Votes {
         if self.tokens > 0 {
             let dropped = 1.0 - self.represented as f64 / self.tokens as f64;
             let setup = policy_run.setup();
-            bench.record(suite, case, setup, metric::DROPPED_VOTES, dropped, "share");
+            bench.record(suite, case, setup, metric::DROPPED_VOTES, dropped);
         }
     }
 }

@@ -48,7 +48,7 @@ pub(crate) fn run(
                 Case::of(TASK).length(tokens.len()).samples_of(text.source(), tokens.len() - 1);
             let setup = policy_run.setup();
             let name = metric::PREFILL_PERPLEXITY;
-            bench.record(SUITE, &case, setup, name, perplexity, "perplexity");
+            bench.record(SUITE, &case, setup, name, perplexity);
         }
     }
     progress.finish();

@@ -96,11 +96,11 @@ pub(crate) fn retrieval(
                 let agreement = same as f64 / full.len() as f64;
                 let exact = f64::from(u8::from(judged.exact));
                 let setup = policy_run.setup();
-                bench.record(SUITE, &case, setup, metric::EXACT_MATCH, exact, "share");
-                bench.record(SUITE, &case, setup, metric::ANSWER_LOGPROB, judged.logprob, "nats");
+                bench.record(SUITE, &case, setup, metric::EXACT_MATCH, exact);
+                bench.record(SUITE, &case, setup, metric::ANSWER_LOGPROB, judged.logprob);
                 let divergence = judged.divergence;
-                bench.record(SUITE, &case, setup, metric::KL_DIVERGENCE, divergence, "nats");
-                bench.record(SUITE, &case, setup, metric::AGREEMENT, agreement, "share");
+                bench.record(SUITE, &case, setup, metric::KL_DIVERGENCE, divergence);
+                bench.record(SUITE, &case, setup, metric::AGREEMENT, agreement);
             }
             progress.advance(prompt.prompt.len());
         }
