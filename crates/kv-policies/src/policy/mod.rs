@@ -10,7 +10,8 @@
 //! * [`attention_scores`]: attention of the last queries, pooled and reduced.
 //! * [`write_slots`]: caches of a fixed size, whose new tokens overwrite.
 //! * [`ends`]: first and last tokens that always stay.
-//! * [`config`]: parameters from and to JSON; [`check`]: what they may be.
+//! * [`config`]: parameters from and to JSON; [`check`]: what they may be; [`spelling`]: kernels'
+//!   choices among them.
 //! * [`state_tensors`], [`sentinels`], [`generator`], [`notice`], [`error`]: state tensors,
 //!   values that are no numbers, random numbers, warnings, errors.
 
@@ -29,6 +30,7 @@ pub(crate) mod observation;
 pub(crate) mod prompt;
 pub(crate) mod reads;
 pub(crate) mod sentinels;
+pub(crate) mod spelling;
 pub(crate) mod state_tensors;
 pub(crate) mod step;
 pub(crate) mod step_plan;

@@ -4,13 +4,13 @@
 use std::sync::Arc;
 
 use kv_core::{Budget, LayerCache, Selection};
-use kv_kernels::Share;
+use kv_kernels::{ScoreReduction, Share};
 use serde::{Deserialize, Serialize};
 
 use crate::policy::config::{Config, config_of};
 use crate::{
-    Capabilities, Cis, CisOptions, GroupScore, LayerContext, Observation, Plan, Policy, Reduction,
-    Result, SetsOf, Step, StepPlan,
+    Capabilities, Cis, CisOptions, LayerContext, Observation, Plan, Policy, Reduction, Result,
+    SetsOf, Step, StepPlan,
 };
 
 const NAME: &str = "top-k-oracle";
@@ -54,8 +54,8 @@ impl TopKOracle {
     /// CIS that shares nothing and brings no neighbours along.
     fn alone(&self) -> Result<Cis> {
         let group_score = match self.reduction {
-            Reduction::Mean | Reduction::Sum => GroupScore::Sum,
-            Reduction::Max => GroupScore::Max,
+            Reduction::Mean | Reduction::Sum => ScoreReduction::Sum,
+            Reduction::Max => ScoreReduction::Max,
         };
         let Self { budget, sinks, recents, sets, .. } = *self;
         let options = CisOptions { sinks, recents, sets, group_score, ..CisOptions::new(budget) };

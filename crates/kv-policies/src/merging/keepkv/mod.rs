@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use kv_core::{LayerCache, Selection};
-use kv_kernels::{DecodeAttentionOptions, KeyRule, MergeOptions, StepScores};
+use kv_kernels::{DecodeAttentionOptions, MergeOptions, StepScores};
 use serde_json::Value;
 
 use crate::policy::check::Check;
@@ -29,7 +29,7 @@ use crate::{
 pub use archive::{Archive, Transfers};
 
 pub use bound::perturbation_bound;
-pub use options::{KeepKvOptions, Key, Order};
+pub use options::{KeepKvOptions, Order};
 pub use scores::Predictor;
 pub use votes::{VOTES, VOTES_HIGH, read_votes};
 
@@ -85,14 +85,8 @@ impl KeepKv {
 
     /// How keys are merged.
     fn merging(&self, queries: Option<Tensor<2>>) -> MergeOptions {
-        let rule = match self.options.key {
-            Key::Paper => KeyRule::Paper,
-            Key::Additive => KeyRule::Additive,
-            Key::Votes => KeyRule::Votes,
-            Key::Mean => KeyRule::Mean,
-        };
         let guard = if self.options.guard == 0.0 { f32::INFINITY } else { self.options.guard };
-        MergeOptions { rule, guard, scale: None, queries }
+        MergeOptions { rule: self.options.key, guard, scale: None, queries }
     }
 
     /// The policy from its configuration, around the evictor that it names or the paper's.

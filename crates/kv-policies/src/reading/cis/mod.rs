@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use kv_core::{Budget, LayerCache, Selection};
-use kv_kernels::{IndexSets, SetRule, Share};
+use kv_kernels::{IndexSets, ScoreReduction, SetRule, Share};
 
 pub use index::CisIndex;
 
@@ -16,9 +16,7 @@ use crate::policy::config::{Config, config_of, invalid};
 use crate::{
     Capabilities, LayerContext, Observation, Plan, Policy, PolicyError, Result, Step, StepPlan,
 };
-pub use options::{
-    CisOptions, Compared, GroupScore, GroupSimilarity, Neighbours, SetsOf, Similarity,
-};
+pub use options::{CisOptions, SetsOf, Similarity};
 
 const NAME: &str = "cis";
 
@@ -105,7 +103,7 @@ impl Policy for Cis {
     fn capabilities(&self) -> Capabilities {
         let CisOptions { similarity, group_score, target, block, .. } = self.options;
         let compares_hidden = similarity == Similarity::Hidden;
-        let sums = group_score == GroupScore::Sum && target.is_none() && !self.star;
+        let sums = group_score == ScoreReduction::Sum && target.is_none() && !self.star;
         Capabilities {
             changes_decode: true,
             compares_hidden,

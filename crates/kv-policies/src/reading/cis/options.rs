@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::Result;
 use crate::policy::check::Check;
 use crate::policy::notice::warn_once;
+use crate::policy::spelling;
 use crate::reading::set_parts::SetParts;
 
 /// The vectors that two steps are compared by (table VII).
@@ -28,28 +29,6 @@ pub enum Similarity {
     Hidden,
 }
 
-/// Which earlier steps of its block a step is compared with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Compared {
-    /// All earlier steps: a step that shared hands its set on (section IV-A).
-    #[default]
-    Any,
-    /// Steps that retrieved, the anchors of definition 3.2.
-    Retrieved,
-}
-
-/// Which steps read the neighbours of the best.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Neighbours {
-    /// Steps that share a set: neighbours make up for how far queries drift (eq. 13).
-    #[default]
-    Sharing,
-    /// Steps that retrieve a set, too.
-    All,
-}
-
 /// Which heads have a set of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -59,28 +38,6 @@ pub enum SetsOf {
     KvHeads,
     /// Query heads, as where keys are repeated for them.
     QueryHeads,
-}
-
-/// How a group's scores become one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum GroupScore {
-    /// The sum of attention weights.
-    #[default]
-    Sum,
-    /// The largest attention weight.
-    Max,
-}
-
-/// How a group's similarities become one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum GroupSimilarity {
-    /// The mean of the similarities.
-    #[default]
-    Mean,
-    /// The least similarity.
-    Min,
 }
 
 /// Options of CIS; the paper's by default.
@@ -99,22 +56,28 @@ pub struct CisOptions {
     pub block: usize,
     /// `τ`: cosine above which a set is shared; from 1 on never, from -1 down always.
     pub threshold: f32,
-    /// Which earlier steps of the block are compared.
-    pub compared: Compared,
+    /// Which earlier steps of the block are compared: any of them, as a step that shared hands its
+    /// set on (section IV-A), or those that retrieved, the anchors of definition 3.2.
+    #[serde(with = "spelling::Compared")]
+    pub compared: Earlier,
     /// `m / k`: share of a retrieved set that brings its neighbours along, the best first.
     pub dilated: f32,
     /// `r`: neighbours on each side.
     pub radius: usize,
-    /// Who reads neighbours.
-    pub neighbours: Neighbours,
+    /// Which steps read the neighbours of the best: steps that share a set, as neighbours make up
+    /// for how far queries drift (eq. 13), or steps that retrieve a set, too.
+    #[serde(with = "spelling::Neighbours")]
+    pub neighbours: Dilation,
     /// What steps are compared by.
     pub similarity: Similarity,
     /// How similarities of a group become one.
-    pub group_similarity: GroupSimilarity,
+    #[serde(with = "spelling::GroupSimilarity")]
+    pub group_similarity: SimilarityReduction,
     /// Which heads have sets.
     pub sets: SetsOf,
     /// How scores of a group become one.
-    pub group_score: GroupScore,
+    #[serde(with = "spelling::GroupScore")]
+    pub group_score: ScoreReduction,
     /// Accepted and ignored: certificates are computed outside of steps, for any options.
     #[serde(default, skip_serializing)]
     pub certified: bool,
@@ -159,14 +122,14 @@ impl CisOptions {
             recents: None,
             block: 16,
             threshold: Self::THRESHOLD,
-            compared: Compared::default(),
+            compared: Earlier::Any,
             dilated: 1.0 / 3.0,
             radius: 1,
-            neighbours: Neighbours::default(),
+            neighbours: Dilation::Shared,
             similarity: Similarity::default(),
-            group_similarity: GroupSimilarity::default(),
+            group_similarity: SimilarityReduction::Mean,
             sets: SetsOf::default(),
-            group_score: GroupScore::default(),
+            group_score: ScoreReduction::Sum,
             certified: false,
             target: None,
             every: usual_every(),
@@ -244,23 +207,11 @@ impl CisOptions {
         CisSelectOptions {
             scale: None,
             radius: self.radius,
-            dilation: match self.neighbours {
-                Neighbours::Sharing => Dilation::Shared,
-                Neighbours::All => Dilation::All,
-            },
+            dilation: self.neighbours,
             block: self.block,
-            earlier: match self.compared {
-                Compared::Any => Earlier::Any,
-                Compared::Retrieved => Earlier::Retrieved,
-            },
-            reduction: match self.group_score {
-                GroupScore::Sum => ScoreReduction::Sum,
-                GroupScore::Max => ScoreReduction::Max,
-            },
-            similarity: match self.group_similarity {
-                GroupSimilarity::Mean => SimilarityReduction::Mean,
-                GroupSimilarity::Min => SimilarityReduction::Min,
-            },
+            earlier: self.compared,
+            reduction: self.group_score,
+            similarity: self.group_similarity,
             hidden,
             longest: None,
             measures: false,

@@ -17,6 +17,7 @@ use crate::policy::check::Check;
 use crate::policy::config::{Config, config_of, invalid};
 use crate::policy::lists::SlotList;
 use crate::policy::notice::warn_once;
+use crate::policy::spelling;
 use crate::policy::state_tensors::{int_numbers, int_state};
 use crate::reading::subset::{BUDGETS, most_tokens, set_budgets, tokens_of};
 use crate::{
@@ -47,25 +48,14 @@ pub struct Quest {
     /// Whether pages are halved until a sequence's budget holds 4 of them; `false` is the paper's
     /// form.
     pub fit_page: bool,
-    /// Which heads choose pages.
-    pub heads: Choosers,
+    /// Which heads choose pages: every query head for itself, as in the paper, or the query heads
+    /// of a group together.
+    #[serde(with = "spelling::Choosers")]
+    pub heads: PageHeads,
     /// How the last page is read.
     pub last_page: LastPage,
     /// First layers that attend to everything.
     pub dense_layers: usize,
-}
-
-/// Which heads choose pages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Choosers {
-    /// Every query head for itself, as in the paper.
-    #[default]
-    Query,
-    /// The query heads of a group together, by the highest of their scores.
-    Max,
-    /// The query heads of a group together, by the mean of their scores.
-    Mean,
 }
 
 /// How the last page is read, which may not be full.
@@ -84,7 +74,7 @@ impl Quest {
     /// The paper's page size, fitted to the budget; its evaluation reads the first two layers
     /// whole.
     pub fn new(budget: Budget) -> Self {
-        let (heads, last_page) = (Choosers::Query, LastPage::Always);
+        let (heads, last_page) = (PageHeads::Query, LastPage::Always);
         Self { budget, page: 16, fit_page: true, heads, last_page, dense_layers: 2 }
     }
 
@@ -153,15 +143,7 @@ impl Quest {
     }
 
     fn options(&self, page: usize) -> PageOptions {
-        PageOptions {
-            page,
-            heads: match self.heads {
-                Choosers::Query => PageHeads::Query,
-                Choosers::Max => PageHeads::Max,
-                Choosers::Mean => PageHeads::Mean,
-            },
-            always_last: self.last_page == LastPage::Always,
-        }
+        PageOptions { page, heads: self.heads, always_last: self.last_page == LastPage::Always }
     }
 
     /// The policy from its configuration.
@@ -219,8 +201,8 @@ impl Policy for Quest {
             return Ok(());
         }
         let heads = match self.heads {
-            Choosers::Query => observation.last_queries(NAME, 1)?.dims()[1],
-            Choosers::Max | Choosers::Mean => cache.layout().kv_heads(),
+            PageHeads::Query => observation.last_queries(NAME, 1)?.dims()[1],
+            PageHeads::Max | PageHeads::Mean => cache.layout().kv_heads(),
         };
         let [page, tokens] = self.fitted(tokens_of(self.budget, observation));
         set_budgets(cache, heads, [tokens, 0, 0]);
