@@ -399,6 +399,17 @@ impl LayerCache {
         }
     }
 
+    /// Lends the state of type `T` to `run`, beside the cache; `None` without such a state.
+    pub fn with_policy_state<T: PolicyState, R>(
+        &mut self,
+        run: impl FnOnce(&mut T, &Self) -> R,
+    ) -> Option<R> {
+        let mut state = self.take_policy_state()?;
+        let result = run(&mut state, self);
+        self.insert_policy_state(state);
+        Some(result)
+    }
+
     /// Builds the state of type `T` from the saved form that was read from a file. Does nothing
     /// where the cache has no such form.
     ///

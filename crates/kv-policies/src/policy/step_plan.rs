@@ -170,18 +170,16 @@ pub trait Merge {
     ///
     /// # Errors
     /// The errors of [`crate::Policy::step`].
-    fn merge(
-        &self,
-        layer: LayerContext,
-        cache: &mut LayerCache,
-        step: &Step,
-        attended: Attended,
-    ) -> Result<Option<Eviction>>;
+    fn merge(&self, cache: &mut LayerCache, attended: Attended<'_>) -> Result<Option<Eviction>>;
 }
 
 /// The parts of a step that a merge is shown.
 #[derive(Debug)]
-pub struct Attended {
+pub struct Attended<'a> {
+    /// The layer.
+    pub layer: LayerContext,
+    /// The step.
+    pub step: &'a Step,
     /// The new tokens' queries after RoPE, `[B, Hq, D]`.
     pub query: Tensor<3>,
     /// Every slot's logit with its log-weight, `[S, G]`, f32.
@@ -347,8 +345,8 @@ impl<'a> StepPlan<'a> {
         let StepOutput { query, attention } = output;
         if let Some(merge) = merge {
             let (logits, log_sum_exp) = logits_of(&attention)?;
-            let attended = Attended { query, logits, log_sum_exp, due };
-            due = merge.merge(layer, cache, step, attended)?;
+            let attended = Attended { layer, step, query, logits, log_sum_exp, due };
+            due = merge.merge(cache, attended)?;
         }
         if let Some(due) = due {
             due.apply_to(cache)?;

@@ -172,7 +172,7 @@ impl Cam {
     }
 
     /// Each slot's attention after a step, `[S]`. Accumulated attention is written to its track.
-    fn observe(&self, cache: &mut LayerCache, attended: &Attended) -> Result<Tensor<1>> {
+    fn observe(&self, cache: &mut LayerCache, attended: &Attended<'_>) -> Result<Tensor<1>> {
         let (logits, log_sum_exp) = (attended.logits.clone(), attended.log_sum_exp.clone());
         if self.options.attention == CamAttention::Step {
             return Ok(cache.probabilities(logits, log_sum_exp, GroupReduction::Mean)?);
@@ -279,31 +279,19 @@ struct Spreading<'a> {
 }
 
 impl Merge for Cam {
-    fn merge(
-        &self,
-        layer: LayerContext,
-        cache: &mut LayerCache,
-        step: &Step,
-        attended: Attended,
-    ) -> Result<Option<Eviction>> {
-        Spreading { cam: self, uniforms: None }.merge(layer, cache, step, attended)
+    fn merge(&self, cache: &mut LayerCache, attended: Attended<'_>) -> Result<Option<Eviction>> {
+        Spreading { cam: self, uniforms: None }.merge(cache, attended)
     }
 }
 
 impl Merge for Spreading<'_> {
-    fn merge(
-        &self,
-        _layer: LayerContext,
-        cache: &mut LayerCache,
-        step: &Step,
-        attended: Attended,
-    ) -> Result<Option<Eviction>> {
+    fn merge(&self, cache: &mut LayerCache, attended: Attended<'_>) -> Result<Option<Eviction>> {
         let attention = self.cam.observe(cache, &attended)?;
         Ok(match attended.due {
             Some(Eviction::One { victims, limits }) => {
                 let uniforms = match &self.uniforms {
                     Some(uniforms) => uniforms.clone(),
-                    None => draw(cache, &step.position)?,
+                    None => draw(cache, &attended.step.position)?,
                 };
                 self.cam.spread_victims(cache, &victims, &limits, &attention, uniforms)?;
                 Some(Eviction::One { victims, limits })

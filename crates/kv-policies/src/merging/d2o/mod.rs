@@ -19,7 +19,7 @@ use crate::policy::forward::forward;
 use crate::policy::sentinels::NO_THRESHOLD;
 use crate::{
     Attended, Capabilities, Composition, Eviction, EvictionPolicy, H2o, LayerContext, Merge, Needs,
-    Observation, OwnedObservation, Policy, Result, Scorer, Step, StepPlan,
+    Observation, OwnedObservation, Policy, Result, Scorer, StepPlan,
 };
 
 const NAME: &str = "d2o";
@@ -227,13 +227,7 @@ impl Policy for D2o {
 }
 
 impl Merge for D2o {
-    fn merge(
-        &self,
-        _layer: LayerContext,
-        cache: &mut LayerCache,
-        _step: &Step,
-        attended: Attended,
-    ) -> Result<Option<Eviction>> {
+    fn merge(&self, cache: &mut LayerCache, attended: Attended<'_>) -> Result<Option<Eviction>> {
         // Many victims at once are dropped unmerged: the paper merges one at every step.
         if let Some(Eviction::One { victims, limits }) = &attended.due {
             self.merge_victims(cache, victims, limits)?;

@@ -23,7 +23,7 @@ use crate::policy::evictor::{evictor_of, evictor_part};
 use crate::policy::forward::forward;
 use crate::{
     Attended, Capabilities, Composition, Eviction, EvictionPolicy, LayerContext, Merge, Needs,
-    Observation, Plan, Policy, RecentAttention, Result, Scorer, Step, StepPlan,
+    Observation, Plan, Policy, RecentAttention, Result, Scorer, StepPlan,
 };
 
 pub use archive::{Archive, Transfers};
@@ -159,13 +159,8 @@ impl Policy for KeepKv {
 }
 
 impl Merge for KeepKv {
-    fn merge(
-        &self,
-        layer: LayerContext,
-        cache: &mut LayerCache,
-        step: &Step,
-        attended: Attended,
-    ) -> Result<Option<Eviction>> {
+    fn merge(&self, cache: &mut LayerCache, attended: Attended<'_>) -> Result<Option<Eviction>> {
+        let Attended { layer, step, .. } = attended;
         let scores = self.taken_by_merges(&attended);
         if scores.is_none() {
             self.observe(cache, &attended)?;
@@ -193,7 +188,7 @@ impl KeepKv {
 
     /// A step's scores, if the kernel that merges also adds them to the averages: it does for
     /// single victims, unless a rebuild needs the averages before.
-    fn taken_by_merges(&self, attended: &Attended) -> Option<StepScores> {
+    fn taken_by_merges(&self, attended: &Attended<'_>) -> Option<StepScores> {
         let single = matches!(attended.due, Some(Eviction::One { .. }));
         let taken = single && !self.merges_on_host() && !self.rebuilds();
         taken.then(|| self.step_scores(attended))
@@ -204,7 +199,7 @@ impl KeepKv {
     fn merge_due(
         &self,
         cache: &mut LayerCache,
-        attended: Attended,
+        attended: Attended<'_>,
         scores: Option<StepScores>,
     ) -> Result<Option<Eviction>> {
         let before = self.weights_before(cache);

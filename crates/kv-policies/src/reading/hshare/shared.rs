@@ -39,8 +39,8 @@ impl SharedLists {
     /// budget has of sinks and recents together.
     ///
     /// # Shapes
-    /// `query` `[B, Hq, D]`; integers `channels` `[B, Hq, r]`, `budgets` `[B, Hq, 3]`, and
-    /// `sources` `[B, Hq, 1]`, or `[B, Hq, 2]` with a board.
+    /// `query` `[B, Hq, D]`; `states` are integers: channels `[B, Hq, r]`, budgets `[B, Hq, 3]`, and
+    /// sources `[B, Hq, 1]`, or `[B, Hq, 2]` with a board.
     ///
     /// # Errors
     /// [`Error::InvalidPlan`] for caches without lists, and where layers before this one have not
@@ -48,21 +48,14 @@ impl SharedLists {
     pub(super) fn choose(
         cache: &mut LayerCache,
         query: Tensor<3>,
-        [channels, budgets, sources]: [&Tensor<3, Int>; 3],
+        states: [&Tensor<3, Int>; 3],
         ends: usize,
         sharing: Sharing<'_>,
     ) -> Result<SlotList> {
-        let Sharing { layer, layers, period, board } = sharing;
-        let mut own = cache.take_policy_state::<Self>().ok_or_else(|| missing("lists"))?;
-        let result = own.refresh(
-            cache,
-            query,
-            [channels, budgets, sources],
-            ends,
-            Sharing { layer, layers, period, board },
-        );
-        cache.insert_policy_state(own);
-        result
+        let chosen = cache.with_policy_state(|own: &mut Self, cache| {
+            own.refresh(cache, query, states, ends, sharing)
+        });
+        chosen.ok_or_else(|| missing("lists"))?
     }
 
     fn refresh(
