@@ -5,9 +5,7 @@
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    DecodeView, Decoding, KeepTopDefaults, Needs, Observation, Reduction, Result, SCORE, Scorer,
-};
+use crate::{Decoding, KeepTopDefaults, Needs, Observation, Reduction, Result, Scorer};
 
 /// H2O (Zhang et al., 2023, section 4): attention summed over all queries since prefill, not
 /// normalised by age; half the budget for these heavy hitters, half for the most recent tokens; one
@@ -35,10 +33,6 @@ impl Scorer for H2o {
 
     fn decoding(&self) -> Decoding {
         Decoding::AfterAttention { probabilities: false, accumulate: true }
-    }
-
-    fn decode(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {
-        view.track(SCORE)
     }
 
     fn adds(&self) -> Reduction {

@@ -6,8 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::h2o::column_sums;
 use crate::{
-    DecodeView, Decoding, KeepTopDefaults, Needs, Observation, Reduction, Result, SCORE, Scorer,
-    window_attention,
+    Decoding, KeepTopDefaults, Needs, Observation, Reduction, Result, Scorer, window_attention,
 };
 
 /// VATP (Guo et al., 2024, equation 3) over H2O: accumulated attention times `‖v‖₁`; the first 20
@@ -59,10 +58,6 @@ impl Scorer for Vatp {
 
     fn decoding(&self) -> Decoding {
         Decoding::AfterAttention { probabilities: false, accumulate: true }
-    }
-
-    fn decode(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {
-        view.track(SCORE)
     }
 
     fn adds(&self) -> Reduction {
