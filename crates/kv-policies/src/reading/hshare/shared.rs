@@ -1,7 +1,5 @@
 //! Lists that heads, layers and steps share.
 
-use std::collections::BTreeMap;
-
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kv_core::{
     Error, HostState, LayerCache, LoadState, PolicyState, Result, SavedState, StateBytes, states_of,
@@ -10,7 +8,6 @@ use kv_kernels::{
     Choice, LIST_HEADER as HEADER, ListTable, RefreshRows, keep_lists, label_scores, list_slots,
     top_slots,
 };
-use serde_json::Value;
 
 use crate::policy::board::SharedListBoard;
 use crate::policy::lists::{SlotList, missing};
@@ -124,12 +121,8 @@ impl PolicyState for SharedLists {
     }
 
     fn to_host(&self) -> Result<Option<HostState>> {
-        let _work = kv_kernels::device_work();
-        let data = self.0.clone().try_into_data();
-        let data =
-            data.map_err(|error| Error::Read { what: "lists", reason: error.to_string() })?;
-        let tensors = BTreeMap::from([("table".to_string(), data)]);
-        Ok(Some(HostState::Saved(SavedState::of::<Self>(Value::Bool(true), tensors))))
+        let read = || [("table", self.0.clone().try_into_data())];
+        HostState::saved(self, "lists", true, read).map(Some)
     }
 
     fn bytes(&self, _cache: &LayerCache) -> StateBytes {
