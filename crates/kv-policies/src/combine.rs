@@ -54,7 +54,7 @@ impl Combine {
 
 impl Policy for Combine {
     forward!(prefill: select, prune, visible_window, frozen_tokens);
-    forward!(decode: budget, init_cache, room, restore, plan, step, last_attended);
+    forward!(decode: budget, init_cache, room, restore, plan, last_attended);
 
     fn name(&self) -> &'static str {
         COMBINE

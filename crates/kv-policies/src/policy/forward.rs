@@ -35,13 +35,6 @@ macro_rules! forward {
             cache: &kv_core::LayerCache
         ) -> $crate::Result<$crate::StepPlan<'_>>);
     };
-    (@step $to:ident) => {
-        forward!(fn $to.step(
-            layer: $crate::LayerContext,
-            cache: &mut kv_core::LayerCache,
-            step: $crate::Step
-        ) -> $crate::Result<burn::tensor::Tensor<3>>);
-    };
     (@last_attended $to:ident) => {
         forward!(fn $to.last_attended(
             layer: $crate::LayerContext,

@@ -265,8 +265,7 @@ pub trait Policy: Any + Debug + Send + Sync {
         Ok(StepPlan::append().recordable(!self.capabilities().changes_decode))
     }
 
-    /// One decode step: runs its plan. Returns the attention output `[B, Hq, D]`. A policy has its
-    /// own where it checks the step before anything changes.
+    /// One decode step: runs its plan. Returns the attention output `[B, Hq, D]`.
     ///
     /// # Errors
     /// [`crate::PolicyError`]; a full cache is one.

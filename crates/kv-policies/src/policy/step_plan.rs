@@ -1,6 +1,7 @@
 //! The parts of one decode step of a layer, told before it runs.
 
 use std::fmt;
+use std::sync::PoisonError;
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::{LayerCache, Selection, read_i32};
@@ -32,6 +33,9 @@ use super::write_slots::WriteSlots;
 /// overwrites a slot.
 #[must_use = "a plan does nothing before it runs"]
 pub struct StepPlan<'a> {
+    /// The layer's number among layers that read each other's lists ([`Step::board`]): it is refused
+    /// before its turn, before anything changes. `None` for a layer by itself.
+    pub turn: Option<usize>,
     /// Where the new token goes.
     pub slot: TokenSlot,
     /// The slots that its query attends to.
@@ -216,6 +220,7 @@ impl StepPlan<'_> {
     /// Appends the token and attends to all live slots, as any number of steps may in a recording.
     pub fn append() -> Self {
         Self {
+            turn: None,
             slot: TokenSlot::Append,
             attention: StepAttention::Live { probabilities: false, logits: false },
             update: None,
@@ -256,6 +261,10 @@ impl<'a> StepPlan<'a> {
         step: &Step,
     ) -> Result<Tensor<3>> {
         self.check()?;
+        if let Some(layer) = self.turn {
+            let board = step.board.lock().unwrap_or_else(PoisonError::into_inner);
+            board.check_layer_order(layer)?;
+        }
         let query = self.slot.write(cache, step)?;
         self.attend(layer, cache, query, step)
     }

@@ -227,23 +227,16 @@ impl Policy for HShare {
         self.prefill_together(layers, new_tokens, &options)
     }
 
-    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        if layer.index >= self.dense_layers && int_state(NAME, cache, SOURCES)?.dims()[2] == 2 {
-            // Before anything changes.
-            let board = step.board.lock().unwrap_or_else(PoisonError::into_inner);
-            board.check_layer_order(layer.index - self.dense_layers)?;
-        }
-        self.plan(layer, cache)?.run(layer, cache, &step)
-    }
-
-    fn plan(&self, layer: LayerContext, _cache: &LayerCache) -> Result<StepPlan<'_>> {
-        if layer.index < self.dense_layers {
+    fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
+        let Some(own) = layer.index.checked_sub(self.dense_layers) else {
             return Ok(StepPlan::append());
-        }
-        Ok(StepPlan::attend_with(move |cache, query, step| {
+        };
+        let reads_others = int_state(NAME, cache, SOURCES)?.dims()[2] == 2;
+        let plan = StepPlan::attend_with(move |cache, query, step| {
             let list = self.list(layer, cache, &query, step)?;
             Ok(list.attend(cache, query)?.output)
-        }))
+        });
+        Ok(StepPlan { turn: reads_others.then_some(own), ..plan })
     }
 }
 
