@@ -83,7 +83,7 @@ impl Policy for Cpe {
         let share = self.psaw.share(observation.layer);
         let tokens = observation.prompt_tokens;
         let options = self.cis.options();
-        let sinks = options.parts(NAME, options.tokens(tokens))?.sinks;
+        let sinks = options.parts(NAME, options.budget.behind(tokens))?.sinks;
         let whole = |kept: &Vec<u32>| in_sight_whole(kept, tokens, share, sinks);
         if !share.is_zero() && !selection.kept()?.iter().all(whole) {
             let layer = observation.layer.index;

@@ -14,7 +14,7 @@ use crate::policy::config::{Config, config_of};
 use crate::policy::lists::SlotList;
 use crate::policy::state_tensors::int_state;
 use crate::reading::channels::{CHANNELS, Channels, channels};
-use crate::reading::subset::{BUDGETS, most_tokens, set_budgets, tokens_of};
+use crate::reading::subset::{BUDGETS, set_budgets};
 use crate::{Capabilities, LayerContext, Needs, Observation, Policy, Result, StepPlan};
 
 const NAME: &str = "double-sparsity";
@@ -98,7 +98,7 @@ impl Policy for DoubleSparsity {
         }
         let labels = self.labels.unwrap_or((cache.head_dim() / 16).max(1));
         let channels = channels(NAME, self.channels.as_ref(), observation, labels, self.window)?;
-        set_budgets(cache, channels.dims()[1], [tokens_of(self.budget, observation), 0, 0]);
+        set_budgets(cache, channels.dims()[1], [self.budget.behind(observation.tokens()), 0, 0]);
         cache.set_int_state(CHANNELS, channels);
         Ok(())
     }
@@ -119,7 +119,7 @@ impl Policy for DoubleSparsity {
         Ok(StepPlan::attend_with(|cache, query, _| {
             let [channels, budgets] =
                 [int_state(NAME, cache, CHANNELS)?, int_state(NAME, cache, BUDGETS)?];
-            let most = most_tokens(self.budget, cache);
+            let most = self.budget.resolve(cache.layout().most_capacity());
             let list = choose(cache, query.clone(), [&channels, &budgets], most)?;
             Ok(list.attend(cache, query)?.output)
         }))

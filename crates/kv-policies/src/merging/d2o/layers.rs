@@ -43,11 +43,7 @@ impl D2o {
     /// Slots per head of each layer, for prompts of `tokens`: in proportion to `softmax(−f)` of the
     /// variations `f`, together as many slots as under equal budgets.
     fn layer_budgets(&self, variations: &[f64], tokens: usize) -> Vec<usize> {
-        let budget = self.evictor.budget().unwrap_or(Budget::Ratio(1.0));
-        let base = match budget {
-            Budget::Tokens(count) => count,
-            Budget::Ratio(_) => budget.resolve(tokens),
-        };
+        let base = self.evictor.budget().unwrap_or(Budget::Ratio(1.0)).behind(tokens);
         let layers = variations.len();
         // Variations are below 1: nothing overflows.
         let weights: Vec<f64> = variations.iter().map(|f| (-f).exp()).collect();

@@ -82,14 +82,6 @@ impl KvMerger {
         check.positive("interval", interval)
     }
 
-    /// Slots that a head may hold during decode: token budgets fill up even after short prompts.
-    fn limit(&self, tokens: usize) -> usize {
-        match self.budget {
-            Budget::Tokens(count) => count,
-            Budget::Ratio(_) => self.budget.resolve(tokens),
-        }
-    }
-
     /// The attention that each token of a prompt has had, `[B * Hkv * T]`.
     fn prompt_attention(observation: &Observation<'_>) -> Result<Vec<f32>> {
         let sums = observation.attention_sums(NAME)?;
@@ -173,7 +165,7 @@ impl Policy for KvMerger {
         if !self.decode {
             return Ok(Room::Extra(new_tokens));
         }
-        let limit = self.limit(observation.tokens());
+        let limit = self.budget.behind(observation.tokens());
         Ok(Room::Limited { limit, over: self.interval, new_tokens })
     }
 
@@ -215,7 +207,7 @@ impl KvMerger {
         if !self.decode {
             return Ok(());
         }
-        let limit = self.limit(tokens);
+        let limit = self.budget.behind(tokens);
         cache.set_limits(selection.lengths().iter().map(|&kept| kept.max(limit)).collect())?;
         let device = &cache.options().device;
         let attention = Tensor::<1>::from_data(attention, (device, DType::F32));

@@ -13,7 +13,6 @@ use crate::policy::check::Check;
 use crate::policy::config::{Config, config_of, invalid};
 use crate::policy::state_tensors::{int_numbers, int_state};
 use crate::policy::write_slots::WriteSlots;
-use crate::reading::subset::tokens_of;
 use crate::{
     Capabilities, LayerContext, Observation, Plan, Policy, Result, StepPlan, StepUpdate, TokenSlot,
 };
@@ -81,7 +80,7 @@ impl DuoAttention {
             let streaming = (heads as f64 * self.sparsity).round() as usize;
             return Split { streaming, sinks, recents };
         };
-        let (budget, tokens) = (tokens_of(budget, observation), observation.tokens());
+        let (budget, tokens) = (budget.behind(observation.tokens()), observation.tokens());
         if budget >= tokens {
             return Split { streaming: 0, sinks, recents };
         }

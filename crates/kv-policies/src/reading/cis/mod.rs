@@ -82,7 +82,7 @@ impl Policy for Cis {
     }
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
-        self.options.parts(self.name, self.options.tokens(observation.tokens()))?;
+        self.options.parts(self.name, self.options.budget.behind(observation.tokens()))?;
         Ok(Plan::whole(observation))
     }
 
@@ -92,7 +92,7 @@ impl Policy for Cis {
         observation: &Observation<'_>,
         _selection: &Selection,
     ) -> Result<()> {
-        let budget = self.options.tokens(observation.tokens());
+        let budget = self.options.budget.behind(observation.tokens());
         Ok(cache.set_limits(vec![budget; cache.layout().head_ranges()])?)
     }
 

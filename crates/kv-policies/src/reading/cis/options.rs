@@ -160,15 +160,6 @@ impl CisOptions {
         Ok(())
     }
 
-    /// Tokens that heads attend to behind a prompt of `prompt` tokens. A budget in tokens does not
-    /// depend on the prompt.
-    pub(crate) fn tokens(&self, prompt: usize) -> usize {
-        match self.budget {
-            Budget::Tokens(count) => count,
-            Budget::Ratio(_) => self.budget.resolve(prompt),
-        }
-    }
-
     /// Sinks, recents, and `k` of a budget.
     pub(crate) fn parts(&self, policy: &'static str, budget: usize) -> Result<SetParts> {
         SetParts::of(policy, self.budget, budget, [self.sinks, self.recents])

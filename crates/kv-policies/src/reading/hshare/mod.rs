@@ -18,7 +18,7 @@ use crate::policy::lists::SlotList;
 use crate::policy::state_tensors::{check_countable, int_state};
 use crate::reading::channels::{CHANNELS, Channels};
 use crate::reading::set_parts::SetParts;
-use crate::reading::subset::{BUDGETS, tokens_of};
+use crate::reading::subset::BUDGETS;
 use crate::{
     Capabilities, LayerContext, Needs, Observation, OwnedObservation, Plan, Policy, Reads, Result,
     Step, StepPlan,
@@ -186,7 +186,7 @@ impl Policy for HShare {
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
         check_countable(NAME, observation.tokens())?;
-        self.parts(tokens_of(self.budget, observation))?;
+        self.parts(self.budget.behind(observation.tokens()))?;
         Ok(Plan::whole(observation))
     }
 
@@ -269,11 +269,7 @@ impl HShare {
 
     /// Sinks and recents together, at most.
     fn most_ends(&self, cache: &LayerCache) -> Result<usize> {
-        let budget = match self.budget {
-            Budget::Tokens(count) => count,
-            Budget::Ratio(_) => self.budget.resolve(cache.layout().most_capacity().max(1)),
-        };
-        let parts = self.parts(budget)?;
+        let parts = self.parts(self.budget.behind(cache.layout().most_capacity().max(1)))?;
         Ok(parts.sinks + parts.recents)
     }
 }

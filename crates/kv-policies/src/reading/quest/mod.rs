@@ -19,7 +19,7 @@ use crate::policy::lists::SlotList;
 use crate::policy::notice::warn_once;
 use crate::policy::spelling;
 use crate::policy::state_tensors::{int_numbers, int_state};
-use crate::reading::subset::{BUDGETS, most_tokens, set_budgets, tokens_of};
+use crate::reading::subset::{BUDGETS, set_budgets};
 use crate::{
     Capabilities, LayerContext, Needs, Observation, Policy, PolicyError, Result, StepPlan,
 };
@@ -125,7 +125,7 @@ impl Quest {
     /// sizes, each sequence has the list of its own size.
     fn list(&self, cache: &LayerCache, query: &Tensor<3>) -> Result<SlotList> {
         let budgets = int_state(NAME, cache, BUDGETS)?;
-        let most = most_tokens(self.budget, cache);
+        let most = self.budget.resolve(cache.layout().most_capacity());
         let choose = |page: usize| {
             let (query, most) = (query.clone(), most.max(page));
             let list = PageBounds::choose(cache, query, &budgets, most, self.options(page));
@@ -204,7 +204,7 @@ impl Policy for Quest {
             PageHeads::Query => observation.last_queries(NAME, 1)?.dims()[1],
             PageHeads::Max | PageHeads::Mean => cache.layout().kv_heads(),
         };
-        let [page, tokens] = self.fitted(tokens_of(self.budget, observation));
+        let [page, tokens] = self.fitted(self.budget.behind(observation.tokens()));
         set_budgets(cache, heads, [tokens, 0, 0]);
         let batch = cache.layout().batch();
         let pages = int_numbers(vec![page; batch], [batch, 1, 1], &cache.options().device);
