@@ -1,6 +1,6 @@
 //! H2O (<https://arxiv.org/abs/2306.14048>): heavy hitters by accumulated attention, and recents.
 //! [`Scorer::prefill`] takes column sums of a prompt; steps add their attention to the track
-//! [`SCORE`].
+//! [`crate::SCORE`].
 
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};

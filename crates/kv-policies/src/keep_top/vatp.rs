@@ -1,5 +1,6 @@
 //! VATP (<https://arxiv.org/abs/2406.12335>): H2O's attention times the norm of the value.
-//! [`Scorer::prefill`] is the product for a prompt; steps add theirs to the track [`SCORE`].
+//! [`Scorer::prefill`] is the product for a prompt; steps add theirs to the track
+//! [`crate::SCORE`].
 
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};

@@ -134,7 +134,7 @@ impl Policy for DoubleSparsity {
 /// sinks and recents.
 ///
 /// # Errors
-/// [`Error::Kernel`].
+/// [`crate::PolicyError::Kernel`].
 fn choose(
     cache: &LayerCache,
     query: Tensor<3>,
