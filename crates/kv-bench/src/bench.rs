@@ -13,7 +13,7 @@ use crate::format;
 use crate::options::Common;
 use crate::policy_runs::PolicyRun;
 use crate::prompts::EMBEDDED_FOR;
-use crate::record::{Case, Record};
+use crate::record::{Case, Record, metric};
 use crate::record_log::RecordLog;
 
 /// The CPU's name as a device.
@@ -82,7 +82,7 @@ impl Bench {
         self.common.dtype.map(Into::into).or(half).unwrap_or(DType::F32)
     }
 
-    /// Adds a measured number.
+    /// Adds a measured number, in its metric's unit.
     pub(crate) fn record(
         &mut self,
         suite: &str,
@@ -90,7 +90,6 @@ impl Bench {
         (policy, budget): (&str, Option<f64>),
         metric: &str,
         value: f64,
-        unit: &str,
     ) {
         self.records.push(Record {
             suite: suite.into(),
@@ -101,7 +100,7 @@ impl Bench {
             budget,
             metric: metric.into(),
             value,
-            unit: unit.into(),
+            unit: metric::info(metric).unit.into(),
         });
     }
 

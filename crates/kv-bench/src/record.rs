@@ -1,5 +1,7 @@
 //! Records: a measured number each, with its metric, unit, policy, budget, model, device and case.
 
+pub(crate) mod metric;
+
 use std::path::Path;
 
 use anyhow::Context;
@@ -15,193 +17,6 @@ pub(crate) const FULL: &str = "full";
 pub(crate) fn is_full(policy: &str) -> bool {
     policy.strip_prefix(FULL).is_some_and(|rest| rest.is_empty() || rest.starts_with(" · "))
 }
-
-/// Names of metrics. They are stable: `--json` files of different versions compare, and files that
-/// have a name of [`OLD_NAMES`] are read as if they had the new one.
-pub(crate) mod metric {
-    /// Share of the answers that are right, 0 to 1.
-    pub(crate) const EXACT_MATCH: &str = "exact_match";
-    /// Log-probability of the right answer, in nats.
-    pub(crate) const ANSWER_LOGPROB: &str = "answer_logprob";
-    /// Exponential of the mean negative log-likelihood of a token.
-    pub(crate) const PERPLEXITY: &str = "perplexity";
-    /// Perplexity of a prompt's own tokens in prefill, as policies change it.
-    pub(crate) const PREFILL_PERPLEXITY: &str = "prefill_perplexity";
-    /// Share of an answer's tokens on which the policy and the full cache agree, 0 to 1.
-    pub(crate) const AGREEMENT: &str = "agreement";
-    /// Agreement with the full cache over the tokens of the text whose perplexity is measured.
-    pub(crate) const TEXT_AGREEMENT: &str = "text_agreement";
-    /// Kullback-Leibler divergence of the policy's next-token distributions from the full cache's,
-    /// in nats, a mean over an answer's tokens.
-    pub(crate) const KL_DIVERGENCE: &str = "kl_divergence";
-    /// KL divergence from the full cache, a mean over the tokens of the text whose perplexity is
-    /// measured.
-    pub(crate) const TEXT_KL_DIVERGENCE: &str = "text_kl_divergence";
-    /// Relative Frobenius error of the attention output.
-    pub(crate) const RELATIVE_ERROR: &str = "relative_error";
-    /// Standard deviation of the relative error over seeds.
-    pub(crate) const ERROR_DEVIATION: &str = "relative_error_deviation";
-    /// Error of the attention output over the softmax's norm times the values', BalanceKV's ε.
-    pub(crate) const EPSILON: &str = "epsilon";
-    /// Mean norms of queries, of keys less their head's mean, and of values, and half the widths of
-    /// the means' 95 % confidence intervals.
-    pub(crate) const QUERY_NORM: &str = "query_norm";
-    pub(crate) const QUERY_NORM_INTERVAL: &str = "query_norm_interval";
-    pub(crate) const SHIFTED_KEY_NORM: &str = "shifted_key_norm";
-    pub(crate) const SHIFTED_KEY_NORM_INTERVAL: &str = "shifted_key_norm_interval";
-    pub(crate) const VALUE_NORM: &str = "value_norm";
-    pub(crate) const VALUE_NORM_INTERVAL: &str = "value_norm_interval";
-    /// `LSE − LSE_full` of a query's weighted logits over the slots and its logits over all tokens,
-    /// a mean; 0 where nothing is lost.
-    pub(crate) const LSE_ERROR: &str = "lse_error";
-    /// The [`LSE_ERROR`] furthest from 0.
-    pub(crate) const WORST_LSE_ERROR: &str = "lse_error_worst";
-    /// Relative Frobenius error of one query's attention output.
-    pub(crate) const QUERY_ERROR: &str = "relative_error_of_a_query";
-    /// Share of tokens that no slot represents any more, where slots count the tokens they
-    /// represent.
-    pub(crate) const DROPPED_VOTES: &str = "dropped_votes";
-    /// Relative error of predicted scores, the median over slots and steps.
-    pub(crate) const PREDICTION_MEDIAN: &str = "prediction_error_median";
-    /// Relative error of predicted scores, a mean weighted by attention.
-    pub(crate) const PREDICTION_MEAN: &str = "prediction_error_mean";
-    /// Variance of a sketch's estimates, over the variance of the estimated keys or values.
-    pub(crate) const VARIANCE: &str = "variance";
-    /// The bound that this variance exceeds with little probability only.
-    pub(crate) const VARIANCE_BOUND: &str = "variance_bound";
-    /// Share of sketches whose variance exceeds the bound.
-    pub(crate) const ABOVE_BOUND: &str = "above_bound";
-    /// The share of sketches above the bound that the paper predicts at most.
-    pub(crate) const ABOVE_BOUND_PREDICTED: &str = "above_bound_predicted";
-    /// Slots held.
-    pub(crate) const SLOTS: &str = "slots";
-    /// Bound of the error of LongFlow's measure of a slot, a median over heads and steps.
-    pub(crate) const ERROR_BOUND: &str = "error_bound";
-    /// The error that [`ERROR_BOUND`] bounds.
-    pub(crate) const OBSERVED_ERROR: &str = "observed_error";
-    /// The part of an eviction's effect on the output that LongFlow's measure leaves out, and its
-    /// bound.
-    pub(crate) const EVICTION_RESIDUAL: &str = "eviction_residual";
-    pub(crate) const EVICTION_RESIDUAL_BOUND: &str = "eviction_residual_bound";
-    /// The largest change of a logit from one query to the next, and its bound.
-    pub(crate) const LOGIT_CHANGE: &str = "logit_change";
-    pub(crate) const LOGIT_CHANGE_BOUND: &str = "logit_change_bound";
-    /// Share of the full cache's attention that goes to the tokens that a policy reads, 0 to 1.
-    pub(crate) const RETAINED_MASS: &str = "retained_mass";
-    /// Share of a step's heads that chose the tokens to read, rather than reading the tokens that
-    /// an earlier step or another head chose.
-    pub(crate) const RETRIEVAL_RATIO: &str = "retrieval_ratio";
-    /// Share of the budget's best tokens that steps read; the best tokens have most attention.
-    pub(crate) const OVERLAP: &str = "overlap";
-    /// Tokens that a head attends to in a step.
-    pub(crate) const TOKENS_READ: &str = "tokens_read";
-    /// Mean cosine of query heads with themselves a decode step before.
-    pub(crate) const QUERY_COSINE: &str = "query_cosine";
-    /// Share of the cosines of [`QUERY_COSINE`] that reach CIS's threshold.
-    pub(crate) const QUERIES_ALIKE: &str = "queries_alike";
-    /// Attention to the best tokens, as many as a step read, less the attention to the tokens that
-    /// it read.
-    pub(crate) const ORACLE_GAP: &str = "oracle_gap";
-    /// Bound on the information that the dropped attention carries, in nats.
-    pub(crate) const INFORMATION_LOSS: &str = "information_loss";
-    /// Share of the full cache's attention that goes to tokens outside of a layer's window, and its
-    /// bound.
-    pub(crate) const WINDOW_DROPPED_MASS: &str = "window_dropped_mass";
-    pub(crate) const WINDOW_DROPPED_BOUND: &str = "window_dropped_mass_bound";
-    /// Total variation between the attention over the layer's own keys and the attention with keys
-    /// frozen from the layer below, and its bound.
-    pub(crate) const FROZEN_KEY_TV: &str = "frozen_key_tv";
-    pub(crate) const FROZEN_KEY_TV_BOUND: &str = "frozen_key_tv_bound";
-    /// The total variation of [`FROZEN_KEY_TV`] in a run in which the policy freezes tokens in all
-    /// layers.
-    pub(crate) const RUN_FROZEN_KEY_TV: &str = "frozen_key_tv_of_run";
-    /// Share of the attention to visible tokens that a step did not read, over the steps with a
-    /// certificate.
-    pub(crate) const DROPPED_MASS: &str = "dropped_mass";
-    /// Bound on [`DROPPED_MASS`] by the paper's Lipschitz constant; above 1 it says nothing.
-    pub(crate) const DROPPED_BOUND: &str = "dropped_bound";
-    /// The share of bounds above 1, which say nothing.
-    pub(crate) const BOUND_GT_1_SHARE: &str = "bound_gt_1_share";
-    /// Bound on [`DROPPED_MASS`] by odds, which is never above 1.
-    pub(crate) const ODDS_BOUND: &str = "odds_bound";
-    /// Attention to the best tokens among the candidates of a shared set, as many as the set has,
-    /// less the attention to the set; and the paper's bound on the difference.
-    pub(crate) const ORACLE_GAP_IN_SET: &str = "oracle_gap_in_set";
-    pub(crate) const ORACLE_GAP_IN_SET_BOUND: &str = "oracle_gap_in_set_bound";
-    /// The share of steps that dropped, hid or moved more than a bound.
-    pub(crate) const BROKEN: &str = "broken_bounds";
-    /// Prompt tokens processed in a second, over the batch.
-    pub(crate) const PREFILL_TOKENS_PER_SECOND: &str = "prefill_tokens_per_second";
-    /// Tokens generated in a second, over the batch.
-    pub(crate) const DECODE_TOKENS_PER_SECOND: &str = "decode_tokens_per_second";
-    /// Tokens generated in a second, over the full cache's number of tokens.
-    pub(crate) const SPEED_UP: &str = "speed_up";
-    /// Share of a decode step that merging takes.
-    pub(crate) const MERGING_SHARE: &str = "merging_share";
-    /// Time from the request to its first token.
-    pub(crate) const TIME_TO_FIRST_TOKEN: &str = "time_to_first_token";
-    /// Time of a decode step of the whole batch.
-    pub(crate) const STEP_TIME: &str = "step_time";
-    /// Time of the slowest of the decode steps that were timed, in milliseconds.
-    pub(crate) const SLOWEST_STEP: &str = "slowest_step";
-    /// Time in which a layer's tokens come back from host memory, in milliseconds.
-    pub(crate) const COPY_TIME: &str = "copy_time";
-    /// The part of [`COPY_TIME`] that a step waits for, in milliseconds.
-    pub(crate) const COPY_WAIT: &str = "copy_wait";
-    /// Most memory that a GPU's pool reserved at any time of the run, weights included.
-    pub(crate) const PEAK_BYTES: &str = "peak_bytes";
-    /// Bytes of weights and caches.
-    pub(crate) const TOTAL_BYTES: &str = "total_bytes";
-    /// Bytes of the slots that hold a token, of all slots' metadata, and of the policy's state.
-    pub(crate) const LIVE_BYTES: &str = "live_bytes";
-    /// [`LIVE_BYTES`] and the bytes of the slots that are free to decode into.
-    pub(crate) const CACHE_BYTES: &str = "cache_bytes";
-    /// Bytes of the slots that hold a token.
-    pub(crate) const BYTES_IN_USE: &str = "bytes_in_use";
-    /// Bytes that the cache has allocated.
-    pub(crate) const BYTES_ALLOCATED: &str = "bytes_allocated";
-    /// Bytes of positions, lengths and offsets.
-    pub(crate) const METADATA_BYTES: &str = "metadata_bytes";
-    /// Bytes of the scratch memory that layers share.
-    pub(crate) const SCRATCH_BYTES: &str = "scratch_bytes";
-    /// Bytes of the slots that are free to decode into.
-    pub(crate) const ROOM_BYTES: &str = "room_bytes";
-    /// Bytes of the policy's own state.
-    pub(crate) const POLICY_BYTES: &str = "policy_bytes";
-    /// Bytes of keys and values that are kept in host memory.
-    pub(crate) const HOST_BYTES: &str = "host_bytes";
-    /// Sequences that would fit into a given memory, from the bytes measured.
-    pub(crate) const LARGEST_BATCH: &str = "largest_batch";
-    /// Time of one launch, in microseconds.
-    pub(crate) const TIME_US: &str = "time_us";
-    /// Arithmetic, in 10^12 operations a second.
-    pub(crate) const TERAFLOPS: &str = "tflops";
-    /// Bytes that must move.
-    pub(crate) const MOVED_BYTES: &str = "moved_bytes";
-    /// Bytes that must move over the time, in 10^9 a second.
-    pub(crate) const BANDWIDTH: &str = "bandwidth";
-    /// The bandwidth as a share of the bandwidth of a copy.
-    pub(crate) const BANDWIDTH_FRACTION: &str = "bandwidth_fraction";
-}
-
-/// Names that metrics had before, with the names that they have.
-const OLD_NAMES: [(&str, &str); 15] = [
-    ("attention_sag", metric::LSE_ERROR),
-    ("attention_sag_worst", metric::WORST_LSE_ERROR),
-    ("remainder", metric::EVICTION_RESIDUAL),
-    ("remainder_bound", metric::EVICTION_RESIDUAL_BOUND),
-    ("drift", metric::LOGIT_CHANGE),
-    ("drift_bound", metric::LOGIT_CHANGE_BOUND),
-    ("hidden_mass", metric::WINDOW_DROPPED_MASS),
-    ("hidden_bound", metric::WINDOW_DROPPED_BOUND),
-    ("moved_mass", metric::FROZEN_KEY_TV),
-    ("moved_bound", metric::FROZEN_KEY_TV_BOUND),
-    ("run_moved_mass", metric::RUN_FROZEN_KEY_TV),
-    ("vacuous_bounds", metric::BOUND_GT_1_SHARE),
-    ("set_gap", metric::ORACLE_GAP_IN_SET),
-    ("set_gap_bound", metric::ORACLE_GAP_IN_SET_BOUND),
-    ("held_bytes", metric::LIVE_BYTES),
-];
 
 /// Values of [`Case::mode`].
 pub(crate) mod mode {
@@ -323,7 +138,7 @@ fn null_as_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Err
 /// A metric's name today, for metrics that had another name before.
 fn current_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let name = String::deserialize(deserializer)?;
-    let renamed = OLD_NAMES.iter().find(|(old, _)| *old == name);
+    let renamed = metric::OLD_NAMES.iter().find(|(old, _)| *old == name);
     Ok(renamed.map_or(name, |(_, new)| (*new).into()))
 }
 
@@ -494,8 +309,8 @@ mod tests {
         let old = text.replace("live_bytes", "held_bytes");
         std::fs::write(&path, old).unwrap();
         assert_eq!(read_json(&path).unwrap(), [now]);
-        let renamed = |name: &&str| OLD_NAMES.iter().any(|(old, _)| old == name);
-        assert!(!OLD_NAMES.iter().map(|(_, new)| *new).any(|new| renamed(&new)));
+        let renamed = |name: &&str| metric::OLD_NAMES.iter().any(|(old, _)| old == name);
+        assert!(!metric::OLD_NAMES.iter().map(|(_, new)| *new).any(|new| renamed(&new)));
     }
 
     #[test]

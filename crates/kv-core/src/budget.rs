@@ -29,6 +29,15 @@ impl Budget {
         }
     }
 
+    /// The budget in tokens of the steps behind a prompt of `tokens` tokens: a share of the prompt,
+    /// or a number of tokens that does not depend on it, as caches fill up behind short prompts.
+    pub fn behind(&self, tokens: usize) -> usize {
+        match *self {
+            Self::Tokens(count) => count,
+            Self::Ratio(_) => self.resolve(tokens),
+        }
+    }
+
     /// Checks that something is left to keep.
     ///
     /// # Errors

@@ -5,8 +5,8 @@ use burn::tensor::{DType, Tensor};
 use kv_core::{MemoryReport, read_f32};
 use kv_models::{Model, ModelError, PrefillPass, Session};
 use kv_policies::{
-    Capabilities, FrozenTokens, KeyDrift, LayerContext, Needs, Observation, Plan, Policy, Recency,
-    Result, Reuse, VisibleWindow, build,
+    Capabilities, FrozenTokens, KeyDrift, LayerContext, Needs, Observation, Policy, Recency, Reuse,
+    VisibleWindow, build,
 };
 use kv_testing::{TestDevice, devices, exact_devices, relative_error, skip};
 use serde_json::{Value, json};
@@ -31,15 +31,6 @@ impl Policy for Both {
 
     fn config(&self) -> Value {
         json!({"policy": "both"})
-    }
-
-    fn needs(&self) -> Needs {
-        Needs::default()
-    }
-
-    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
-        let [batch, kv_heads, tokens, _] = observation.dims();
-        Ok(kv_core::Selection::all(batch * kv_heads, tokens).into())
     }
 
     fn visible_window(&self, layer: LayerContext) -> Option<VisibleWindow> {
@@ -342,13 +333,6 @@ fn needs_are_met_by_what_is_computed() {
         }
         fn config(&self) -> Value {
             json!({"policy": "wrong"})
-        }
-        fn needs(&self) -> Needs {
-            Needs::default()
-        }
-        fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
-            let [batch, kv_heads, tokens, _] = observation.dims();
-            Ok(kv_core::Selection::all(batch * kv_heads, tokens).into())
         }
         fn frozen_tokens(&self, _: LayerContext, _: usize) -> Option<FrozenTokens> {
             Some(self.0.clone())

@@ -14,16 +14,14 @@
 //! cargo run --release -p kv-policies --example custom_policy
 //! ```
 
-use std::collections::BTreeMap;
-
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::{
     CacheOptions, DeviceChoice, Error, HostState, KvCache, LayerCache, LoadState, Origin,
     PolicyState, Room, SavedState, Selection, StateBytes, read_f32, select_device, states_of,
 };
 use kv_policies::{
-    Capabilities, EvictionRule, LayerContext, Needs, Observation, Plan, Policy, Result, Step,
-    StepPlan, StepUpdate,
+    Capabilities, EvictionRule, LayerContext, Observation, Plan, Policy, Result, Step, StepPlan,
+    StepUpdate,
 };
 use serde_json::{Value, json};
 
@@ -63,11 +61,8 @@ impl PolicyState for Arrivals {
     }
 
     fn to_host(&self) -> kv_core::Result<Option<HostState>> {
-        let data = self.0.clone().try_into_data();
-        let data =
-            data.map_err(|error| Error::Read { what: "arrivals", reason: error.to_string() })?;
-        let tensors = BTreeMap::from([("next".to_string(), data)]);
-        Ok(Some(HostState::Saved(SavedState::of::<Self>(Value::Bool(true), tensors))))
+        let read = || [("next", self.0.clone().try_into_data())];
+        HostState::saved(self, "arrivals", true, read).map(Some)
     }
 
     fn bytes(&self, _cache: &LayerCache) -> StateBytes {
@@ -93,11 +88,6 @@ impl Policy for FirstInFirstOut {
 
     fn config(&self) -> Value {
         json!({"policy": self.name(), "budget": self.budget, "sinks": self.sinks})
-    }
-
-    /// Keys and values are always shown; nothing else is needed.
-    fn needs(&self) -> Needs {
-        Needs::default()
     }
 
     /// The sinks and the last tokens.

@@ -3,14 +3,9 @@
 
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
-use kv_core::{Budget, LayerCache, Room, Selection};
-
 use crate::policy::config::{Config, invalid};
-use crate::{
-    Capabilities, Composition, FrozenTokens, LayerContext, Needs, Observation, Plan, Policy,
-    PolicyError, Reads, Result, Step, StepPlan, VisibleWindow,
-};
+use crate::policy::forward::forward;
+use crate::{Capabilities, Composition, Needs, Policy, Result};
 
 /// The registry's name.
 pub(crate) const COMBINE: &str = "combine";
@@ -27,8 +22,8 @@ impl Combine {
     /// `prefill` chooses from the prompt, `decode` does the rest, merging and renumbering included.
     ///
     /// # Errors
-    /// [`PolicyError::InvalidConfig`] where only `prefill` renumbers: decode steps would not go on
-    /// with it; and for policies that cannot be halved ([`Capabilities::combines`]).
+    /// [`crate::PolicyError::InvalidConfig`] where only `prefill` renumbers: decode steps would not
+    /// go on with it; and for policies that cannot be halved ([`Capabilities::combines`]).
     pub fn new(prefill: Arc<dyn Policy>, decode: Arc<dyn Policy>) -> Result<Self> {
         for (part, policy) in [("prefill", &prefill), ("decode", &decode)] {
             if !policy.capabilities().combines {
@@ -36,16 +31,13 @@ impl Combine {
                     "`{part}` is `{}`, whose prompt and decode steps belong together",
                     policy.name()
                 );
-                return Err(PolicyError::InvalidConfig { policy: COMBINE.into(), reason });
+                return Err(invalid(COMBINE, reason));
             }
         }
         if prefill.capabilities().renumbers && !decode.capabilities().renumbers {
             let reason = "`rerotate` of `prefill` alone does not hold while decoding, expected it \
                           in `decode`";
-            return Err(PolicyError::InvalidConfig {
-                policy: COMBINE.into(),
-                reason: reason.into(),
-            });
+            return Err(invalid(COMBINE, reason.into()));
         }
         Ok(Self { prefill, decode })
     }
@@ -61,6 +53,9 @@ impl Combine {
 }
 
 impl Policy for Combine {
+    forward!(prefill: select, prune, visible_window, frozen_tokens);
+    forward!(decode: budget, init_cache, room, restore, plan, last_attended);
+
     fn name(&self) -> &'static str {
         COMBINE
     }
@@ -81,33 +76,8 @@ impl Policy for Combine {
         Composition::Combined { prefill: &*self.prefill, decode: &*self.decode }
     }
 
-    fn budget(&self) -> Option<Budget> {
-        self.decode.budget()
-    }
-
     fn needs(&self) -> Needs {
         self.prefill.needs().union(self.decode.needs())
-    }
-
-    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
-        self.prefill.select(observation)
-    }
-
-    fn init_cache(
-        &self,
-        cache: &mut LayerCache,
-        observation: &Observation<'_>,
-        selection: &Selection,
-    ) -> Result<()> {
-        self.decode.init_cache(cache, observation, selection)
-    }
-
-    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
-        self.decode.room(observation, new_tokens)
-    }
-
-    fn restore(&self, cache: &mut LayerCache) -> Result<()> {
-        self.decode.restore(cache)
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -118,51 +88,9 @@ impl Policy for Combine {
             reads_other_layers: prefill.reads_other_layers || decode.reads_other_layers,
             compares_hidden: decode.compares_hidden,
             renumbers: decode.renumbers,
+            target: decode.target,
+            block_of_sums: decode.block_of_sums,
             ..Capabilities::default()
         }
-    }
-
-    fn target(&self) -> Option<f32> {
-        self.decode.target()
-    }
-
-    fn block_of_sums(&self) -> Option<usize> {
-        self.decode.block_of_sums()
-    }
-
-    fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
-        self.decode.plan(layer, cache)
-    }
-
-    fn recordable_kind(&self, layer: LayerContext, cache: &LayerCache) -> Option<u32> {
-        self.decode.recordable_kind(layer, cache)
-    }
-
-    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        self.decode.step(layer, cache, step)
-    }
-
-    fn read_stats(&self, cache: &LayerCache) -> Result<Option<Reads>> {
-        self.decode.read_stats(cache)
-    }
-
-    fn last_attended(
-        &self,
-        layer: LayerContext,
-        cache: &LayerCache,
-    ) -> Result<Option<Vec<Vec<usize>>>> {
-        self.decode.last_attended(layer, cache)
-    }
-
-    fn prune(&self, observation: &Observation<'_>) -> Result<Option<Vec<Vec<u32>>>> {
-        self.prefill.prune(observation)
-    }
-
-    fn visible_window(&self, layer: LayerContext) -> Option<VisibleWindow> {
-        self.prefill.visible_window(layer)
-    }
-
-    fn frozen_tokens(&self, layer: LayerContext, tokens: usize) -> Option<FrozenTokens> {
-        self.prefill.frozen_tokens(layer, tokens)
     }
 }

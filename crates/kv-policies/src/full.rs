@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use kv_core::Selection;
-
 use crate::policy::config::Config;
-use crate::{Needs, Observation, Plan, Policy, Result};
+use crate::{Policy, Result};
 
 /// The full cache: the reference that every policy is measured against.
 #[derive(Debug, Clone, Copy, Default)]
@@ -27,14 +25,5 @@ impl Policy for Full {
 
     fn config(&self) -> serde_json::Value {
         serde_json::json!({ "policy": "full" })
-    }
-
-    fn needs(&self) -> Needs {
-        Needs::default()
-    }
-
-    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
-        let [batch, kv_heads, tokens, _] = observation.dims();
-        Ok(Selection::all(batch * kv_heads, tokens).into())
     }
 }

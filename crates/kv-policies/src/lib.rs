@@ -26,7 +26,7 @@ pub use keep_top::{
 };
 pub use merging::{
     Archive, Cam, CamAttention, CamOptions, Candidates, D2o, D2oOptions, KeepKv, KeepKvOptions,
-    Key, KvMerger, Order, Predictor, Transfers, VOTES, VOTES_HIGH, perturbation_bound, read_votes,
+    KvMerger, Order, Predictor, Transfers, VOTES, VOTES_HIGH, perturbation_bound, read_votes,
 };
 pub use overwriting::{DuoAttention, Gates, LongFlow, Scope};
 pub use policy::attention_scores::{Pooling, Reduction, pool_scores, window_attention};
@@ -47,9 +47,8 @@ pub use policy::write_slots::WriteSlots;
 pub use policy::{Capabilities, Composition, Needs, Plan, Policy};
 pub use prefill::{Etf, Psaw, PyramidInfer};
 pub use reading::{
-    ChannelStatistic, Channels, Choosers, Cis, CisIndex, CisOptions, Compared, Cpe, DoubleSparsity,
-    GroupScore, GroupSimilarity, HShare, LastPage, Neighbours, PageBounds, Quest, SetsOf,
-    Similarity, TopKOracle, by_importance, copies, share_map,
+    ChannelStatistic, Channels, Cis, CisIndex, CisOptions, Cpe, DoubleSparsity, HShare, LastPage,
+    PageBounds, Quest, SetsOf, Similarity, TopKOracle, by_importance, copies, share_map,
 };
 pub use registry::description::{Description, describe};
 pub use registry::{

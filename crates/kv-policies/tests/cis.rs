@@ -4,7 +4,7 @@ use burn::tensor::{DType, Tensor};
 use kv_core::{CacheOptions, KvCache, LayerCache, Origin, read_f32};
 use kv_kernels::{DecodeAttentionOptions, RowNorm};
 use kv_policies::certificates::{SharedStep, binary_entropy, information_loss};
-use kv_policies::{CisIndex, LayerContext, LayerInput, Observation, Policy, Step, build};
+use kv_policies::{CisIndex, LayerContext, LayerInput, Observation, Policy, Reads, Step, build};
 use kv_testing::{Numbers, devices, golden_files};
 use serde_json::{Value, json};
 
@@ -73,7 +73,7 @@ fn rows_do_not_depend_on_each_other() {
                 let apart = own.iter().zip(part).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                 assert!(apart < 1e-5, "{config} on {}: row {row} off by {apart}", tested.name);
             }
-            let reads = policy.read_stats(&cache).unwrap().unwrap();
+            let reads = Reads::of(&cache).unwrap().unwrap();
             assert!(reads.slots_each() <= 60.0, "{config}: {reads:?}");
             // Keys of their own are not alike.
             let alone = policy.name() == "top-k-oracle" || config["similarity"] == "key";
@@ -247,7 +247,7 @@ fn a_threshold_of_one_never_shares() {
             let step = Step::new(query.clone(), key.clone(), value.clone(), position);
             policy.step(LAYER, &mut cache, step).unwrap();
         }
-        let reads = policy.read_stats(&cache).unwrap().unwrap();
+        let reads = Reads::of(&cache).unwrap().unwrap();
         assert_eq!(reads.retrieved, reads.steps, "{}", tested.name);
     }
 }

@@ -3,8 +3,9 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 use kv_core::{CacheOptions, read_f32};
+use kv_kernels::KeyRule;
 use kv_policies::{
-    KeepKv, KeepKvOptions, Key, LayerContext, Observation, Order, Policy, Predictor, VOTES_HIGH,
+    KeepKv, KeepKvOptions, LayerContext, Observation, Order, Policy, Predictor, VOTES_HIGH,
     read_votes,
 };
 use kv_testing::{Numbers, devices, exact_devices, relative_error};
@@ -17,7 +18,7 @@ pub(super) fn around(kept: Vec<Vec<u32>>, limit: usize, options: KeepKvOptions) 
 }
 
 /// Merges made for the very last query.
-fn exact(key: Key) -> KeepKvOptions {
+fn exact(key: KeyRule) -> KeepKvOptions {
     KeepKvOptions {
         threshold: -1.0,
         key,
@@ -46,7 +47,7 @@ fn prompt(seed: u64, tokens: usize, group: usize, device: &burn::tensor::Device)
     )
 }
 
-const KEYS: [Key; 3] = [Key::Paper, Key::Additive, Key::Votes];
+const KEYS: [KeyRule; 3] = [KeyRule::Paper, KeyRule::Additive, KeyRule::Votes];
 
 /// Theorem 3: what the prompt's last query attends to is the same behind the merge.
 #[test]
@@ -69,7 +70,7 @@ fn prefill_leaves_the_last_query_as_it_was() {
         }
         // A merge by the authors' code loses attention.
         let kept = (0..4).map(|range| (range..range + 100).step_by(5).collect()).collect();
-        let cache = prompt.compress(&around(kept, 20, exact(Key::Mean)), 1);
+        let cache = prompt.compress(&around(kept, 20, exact(KeyRule::Mean)), 1);
         let lossy = cache.attend(query, Default::default()).unwrap().output;
         let error = relative_error(&floats(lossy), &wide(expected));
         assert!(error > 1e-3, "{}: off by {error} only", tested.name);
@@ -198,7 +199,7 @@ fn identical_tokens_merge_step_after_step() {
 fn victims_unlike_all_others_are_dropped() {
     for tested in devices() {
         let prompt = prompt(6, 40, 1, &tested.device);
-        let options = KeepKvOptions { threshold: 1.0, ..exact(Key::Paper) };
+        let options = KeepKvOptions { threshold: 1.0, ..exact(KeyRule::Paper) };
         let kept = vec![(0..10).collect(); 4];
         let cache = prompt.compress(&around(kept.clone(), 10, options), 1);
         assert_eq!(read_votes(&cache).unwrap(), [1; 40], "{}", tested.name);
@@ -215,7 +216,7 @@ fn victims_unlike_all_others_are_dropped() {
 fn a_single_slot_takes_everything() {
     for tested in devices() {
         let prompt = prompt(7, 12, 1, &tested.device);
-        let keepkv = around(vec![vec![3]; 4], 1, exact(Key::Paper));
+        let keepkv = around(vec![vec![3]; 4], 1, exact(KeyRule::Paper));
         let mut cache = prompt.compress(&keepkv, 8);
         assert_eq!(read_votes(&cache).unwrap(), [12; 4], "{}", tested.name);
         let steps = self::prompt(8, 4, 1, &tested.device);
@@ -236,7 +237,7 @@ fn a_full_cache_refuses_the_next_token_and_stays_as_it_was() {
         let prompt = prompt(26, 30, 1, &tested.device);
         let steps = self::prompt(27, 4, 1, &tested.device);
         // Room for two more, though the limit lets it hold three.
-        let keepkv = around(vec![(0..10).collect(); 4], 13, exact(Key::Paper));
+        let keepkv = around(vec![(0..10).collect(); 4], 13, exact(KeyRule::Paper));
         let mut cache = prompt.compress(&keepkv, 2);
         let next = |index| step(&steps.query, &steps.keys, &steps.values, index, 30 + index);
         for index in 0..2 {
@@ -261,7 +262,7 @@ fn a_full_cache_refuses_the_next_token_and_stays_as_it_was() {
 fn votes_count_beyond_what_floats_can() {
     for tested in devices() {
         let prompt = prompt(9, 4, 1, &tested.device);
-        let keepkv = around(vec![vec![0, 1]; 4], 2, exact(Key::Paper));
+        let keepkv = around(vec![vec![0, 1]; 4], 2, exact(KeyRule::Paper));
         let mut cache = prompt.compress(&keepkv, 8);
         let before = read_votes(&cache).unwrap();
         // 2^24 more for every slot.
@@ -284,7 +285,7 @@ fn zero_keys_and_tiny_scores() {
     for tested in devices() {
         let mut prompt = prompt(11, 20, 1, &tested.device);
         prompt.keys = prompt.keys.clone().mul_scalar(0.0);
-        let options = KeepKvOptions { threshold: 0.5, ..exact(Key::Paper) };
+        let options = KeepKvOptions { threshold: 0.5, ..exact(KeyRule::Paper) };
         let kept = vec![(0..5).collect(); 4];
         let cache = prompt.compress(&around(kept.clone(), 5, options), 1);
         assert_eq!(read_votes(&cache).unwrap(), [1; 20], "{}", tested.name);
@@ -296,7 +297,7 @@ fn zero_keys_and_tiny_scores() {
         let signs: Vec<f32> = (0..20).map(|i| if i % 2 == 0 { 800.0 } else { -800.0 }).collect();
         let signs = Tensor::<1>::from_data(signs.as_slice(), &tested.device);
         prompt.keys = along * signs.reshape([1, 1, 20, 1]);
-        let cache = prompt.compress(&around(kept, 5, exact(Key::Paper)), 1);
+        let cache = prompt.compress(&around(kept, 5, exact(KeyRule::Paper)), 1);
         let query = prompt.query.clone().narrow(2, 19, 1).squeeze_dim::<3>(2);
         let full = prompt.compress(&*policy(json!({"policy": "full"})), 1);
         let expected = full.attend(query.clone(), Default::default()).unwrap().output;
@@ -374,7 +375,7 @@ fn predictors_average_what_slots_have_had() {
             (Predictor::Cumulative, false),
             (Predictor::Window, false),
         ] {
-            let options = KeepKvOptions { predictor, window: WINDOW, ..exact(Key::Paper) };
+            let options = KeepKvOptions { predictor, window: WINDOW, ..exact(KeyRule::Paper) };
             let options = KeepKvOptions { alpha: 0.7, absolute_step, ..options };
             let keepkv = around(vec![(0..6).collect(); 4], 20, options);
             let mut cache = prompt.compress(&keepkv, 5);

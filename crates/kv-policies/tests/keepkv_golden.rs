@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
-use kv_policies::{KeepKv, KeepKvOptions, Key, Order, Policy, Predictor, read_votes};
+use kv_kernels::KeyRule;
+use kv_policies::{KeepKv, KeepKvOptions, Order, Policy, Predictor, read_votes};
 use kv_testing::{Golden, exact_devices, golden_files, relative_error};
 use serde_json::json;
 
@@ -29,7 +30,7 @@ fn golden_official_prefill() {
             let prompt = of_golden(&golden, tokens, recents, &tested.device);
             let options = KeepKvOptions {
                 threshold,
-                key: Key::Mean,
+                key: KeyRule::Mean,
                 predictor: Predictor::Cumulative,
                 window: recents,
                 epsilon: number("epsilon"),
@@ -102,7 +103,7 @@ fn golden_official_steps() {
             let prompt = of_golden(&golden, tokens, recents, &tested.device);
             let options = KeepKvOptions {
                 threshold: number("similarity_threshold") as f32,
-                key: Key::Mean,
+                key: KeyRule::Mean,
                 predictor: Predictor::Window,
                 window: recents,
                 epsilon: number("epsilon"),

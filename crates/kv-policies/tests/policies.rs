@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 use kv_core::{Budget, CacheOptions, LayerCache, Room, read_f32};
 use kv_policies::{
-    Attended, Eviction, LayerContext, Merge, POLICIES, Policy, Result, Sketch, Step, StepPlan,
+    Attended, Eviction, LayerContext, Merge, POLICIES, Policy, Result, Sketch, StepPlan,
     StepUpdate, TokenSlot,
 };
 use kv_testing::{Numbers, devices};
@@ -287,13 +287,7 @@ fn a_plan_whose_parts_would_be_left_out_is_refused() {
     #[derive(Debug)]
     struct Unreached;
     impl Merge for Unreached {
-        fn merge(
-            &self,
-            _: LayerContext,
-            _: &mut LayerCache,
-            _: &Step,
-            _: Attended,
-        ) -> Result<Option<Eviction>> {
+        fn merge(&self, _: &mut LayerCache, _: Attended<'_>) -> Result<Option<Eviction>> {
             unreachable!("the plan is refused")
         }
     }

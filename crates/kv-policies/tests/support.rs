@@ -6,8 +6,8 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::{Budget, CacheOptions, LayerCache, Room, Selection, read_f32};
 use kv_kernels::{PrefillOptions, prefill_attention};
 use kv_policies::{
-    EvictionPolicy, EvictionRule, LayerContext, Needs, Observation, Plan, Policy, Result, Step,
-    StepPlan, build,
+    EvictionPolicy, EvictionRule, LayerContext, Observation, Plan, Policy, Result, Step, StepPlan,
+    build,
 };
 use kv_testing::relative_error;
 use serde_json::Value;
@@ -139,10 +139,6 @@ impl Policy for Given {
 
     fn budget(&self) -> Option<Budget> {
         Some(Budget::Tokens(self.limit))
-    }
-
-    fn needs(&self) -> Needs {
-        Needs::default()
     }
 
     fn select(&self, _observation: &Observation<'_>) -> Result<Plan> {

@@ -16,7 +16,7 @@ impl MeasureErrors {
     /// Medians of the bounded quantities and of their bounds, since a few outliers would dominate a
     /// mean; the share of logit bounds of at least 1, which say nothing; and the share of
     /// certificates whose quantity exceeds its bound. There are none without certificates.
-    pub(crate) fn records(&self) -> Vec<(&'static str, f64, &'static str)> {
+    pub(crate) fn records(&self) -> Vec<(&'static str, f64)> {
         if self.0.is_empty() {
             return Vec::new();
         }
@@ -36,15 +36,15 @@ impl MeasureErrors {
                 || above(c.error, c.error_bound)
         };
         vec![
-            (metric::EVICTION_RESIDUAL, median(&|c| c.eviction_residual), "norm"),
-            (metric::EVICTION_RESIDUAL_BOUND, median(&|c| c.eviction_residual_bound), "norm"),
-            (metric::LOGIT_CHANGE, median(&|c| c.logit_change), "logit"),
-            (metric::LOGIT_CHANGE_BOUND, median(&|c| c.logit_change_bound), "logit"),
-            (metric::OBSERVED_ERROR, median(&|c| c.error), "squared"),
-            (metric::ERROR_BOUND, median(&|c| c.error_bound), "squared"),
+            (metric::EVICTION_RESIDUAL, median(&|c| c.eviction_residual)),
+            (metric::EVICTION_RESIDUAL_BOUND, median(&|c| c.eviction_residual_bound)),
+            (metric::LOGIT_CHANGE, median(&|c| c.logit_change)),
+            (metric::LOGIT_CHANGE_BOUND, median(&|c| c.logit_change_bound)),
+            (metric::OBSERVED_ERROR, median(&|c| c.error)),
+            (metric::ERROR_BOUND, median(&|c| c.error_bound)),
             // Shares change by no more than 1 in any case.
-            (metric::BOUND_GT_1_SHARE, share(&|c| c.logit_change_bound >= 1.0), "share"),
-            (metric::BROKEN, share(&broken), "share"),
+            (metric::BOUND_GT_1_SHARE, share(&|c| c.logit_change_bound >= 1.0)),
+            (metric::BROKEN, share(&broken)),
         ]
     }
 }

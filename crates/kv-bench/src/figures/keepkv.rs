@@ -156,7 +156,7 @@ fn record_merging_share(bench: &mut ModelBench<'_>, name: &str, size: &by_batch:
             };
             let share = 1.0 - run.rate / alone.rate;
             let case = by_batch::case(name, size, "by batch", run.batch);
-            bench.record(SUITE, &case, setup, metric::MERGING_SHARE, share, "share");
+            bench.record(SUITE, &case, setup, metric::MERGING_SHARE, share);
         }
     }
 }

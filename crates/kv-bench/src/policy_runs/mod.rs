@@ -231,6 +231,11 @@ impl PolicyRun {
         (&self.label, self.budget)
     }
 
+    /// The policies of some runs.
+    pub(crate) fn policies(policy_runs: &[Self]) -> Vec<Arc<dyn Policy>> {
+        policy_runs.iter().map(|own| own.policy.clone()).collect()
+    }
+
     /// The policies that configurations describe.
     ///
     /// # Errors

@@ -5,8 +5,8 @@ use super::bars::Bar;
 use super::figure::{Figure, Frame};
 use super::lines::{Panel, Series};
 use super::policies::Policies;
-use crate::format::{self, info};
-use crate::record::{Record, by_setup, group_by, summary};
+use crate::format;
+use crate::record::{Record, by_setup, group_by, metric, summary};
 
 /// Records and the metric of them that a figure shows.
 pub(crate) struct Chart<'a> {
@@ -162,7 +162,7 @@ impl Chart<'_> {
     fn draw_bars(&self, frame: &Frame, panels: &[(String, Vec<Bar>)]) -> anyhow::Result<Figure> {
         let bars = panels.iter().flat_map(|(_, bars)| bars);
         let mut ends: Vec<f64> = bars.map(|bar| bar.value).collect();
-        let (label, kind) = (self.label.to_string(), info(self.metric).kind);
+        let (label, kind) = (self.label.to_string(), metric::info(self.metric).kind);
         let axis = if ends.iter().any(|end| *end < 0.0) {
             ends.push(0.0);
             Axis::round(label, kind, false, &ends)
@@ -208,7 +208,7 @@ impl Chart<'_> {
             .collect();
         let ends = panels.iter().flat_map(|(_, bars)| bars);
         let ends: Vec<f64> = ends.flat_map(|bar| [bar.value, bar.behind.unwrap_or(0.0)]).collect();
-        let kind = info(self.metric).kind;
+        let kind = metric::info(self.metric).kind;
         let axis = Axis::from_zero(self.label.into(), kind, &ends);
         let case: Vec<String> = [("context length", chosen.0), ("batch", chosen.1)]
             .iter()
@@ -245,7 +245,7 @@ impl Chart<'_> {
     ) -> anyhow::Result<Option<Figure>> {
         let series = panels.iter().flat_map(|(panel, _)| &panel.series);
         let values: Vec<f64> = series.flat_map(|s| &s.points).map(|point| point.1).collect();
-        let info = info(self.metric);
+        let info = metric::info(self.metric);
         let label = self.label.to_string();
         let y = match self.scale {
             Scale::Fit => Axis::round(label, info.kind, false, &values),

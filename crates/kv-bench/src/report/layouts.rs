@@ -1,7 +1,7 @@
 //! Which table each suite shows.
 
 use super::{samples, side_by_side};
-use crate::format::{self, info};
+use crate::format;
 use crate::record::{Case, Record, by_setup, group_by, metric, mode, summary};
 use crate::table::{Column, Row, Table};
 
@@ -28,7 +28,7 @@ struct Pick<'a> {
 
 impl<'a> Pick<'a> {
     fn all(metric: &'a str) -> Self {
-        let head = info(metric).label.replacen(' ', "\n", 1);
+        let head = metric::info(metric).label.replacen(' ', "\n", 1);
         Self { head, metric, takes: Box::new(|_| true) }
     }
 
@@ -190,7 +190,7 @@ fn attention(records: &[&Record], by_layer: bool) -> Vec<Table> {
             Pick::when(format!("layer\n{layer}"), metric, move |r| r.case.layer == Some(layer))
         };
         let picks: Vec<_> = layers.into_iter().map(pick).collect();
-        let title = format!("Attention · {} by layer", info(metric).label);
+        let title = format!("Attention · {} by layer", metric::info(metric).label);
         tables.push(build(title, records, &[Key::Budget], &picks));
     }
     let heads: Vec<&Record> = records.iter().copied().filter(|r| r.case.head.is_some()).collect();
@@ -283,7 +283,7 @@ fn generic(suite: &str, records: &[&Record]) -> Table {
     let mut picks = Vec::new();
     for ((metric, unit), _) in metrics {
         // Known metrics carry their unit in their name or their numbers.
-        let bare = info(metric).label != metric || unit.is_empty();
+        let bare = metric::info(metric).label != metric || unit.is_empty();
         let head = if bare { Pick::all(metric).head } else { format!("{metric}\n({unit})") };
         picks.push(Pick::when(head, metric, move |r| r.unit == unit));
     }
@@ -314,12 +314,12 @@ fn build(title: String, records: &[&Record], keys: &[Key], picks: &[Pick]) -> Ta
         Row { keys, cells: picks.iter().map(cell).collect() }
     };
     let column = |pick: &Pick| {
-        let info = info(pick.metric);
+        let info = metric::info(pick.metric);
         let head = pick.head.clone();
         Column { head, kind: info.kind, higher_is_better: info.higher_is_better }
     };
     let seen = |pick: &&Pick| records.iter().any(|r| r.metric == pick.metric && (pick.takes)(r));
-    let legend = picks.iter().filter(seen).filter_map(|pick| format::legend(pick.metric));
+    let legend = picks.iter().filter(seen).filter_map(|pick| metric::legend(pick.metric));
     let mut legend: Vec<String> = legend.map(Into::into).collect();
     legend.dedup();
     Table {

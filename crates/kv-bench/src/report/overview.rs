@@ -2,7 +2,7 @@
 
 use super::samples;
 use crate::families::{self, FAMILIES};
-use crate::format::{self, info};
+use crate::format;
 use crate::record::{Record, by_setup, group_by, is_full, metric, mode, summary};
 use crate::table::{Column, Row, Table};
 
@@ -81,7 +81,7 @@ pub(crate) fn table(records: &[Record]) -> Option<Table> {
         }
     }
     let column = |(metric, _, head): &(&str, Option<&str>, &str)| {
-        let info = info(metric);
+        let info = metric::info(metric);
         let head = (*head).into();
         Column { head, kind: info.kind, higher_is_better: info.higher_is_better }
     };
@@ -91,7 +91,7 @@ pub(crate) fn table(records: &[Record]) -> Option<Table> {
     let means_over = [format!("model {}", models.join(" and ")), samples::samples(&quality)];
     let families =
         FAMILIES.map(|family| format!("{}: {}", families::name(family), families::does(family)));
-    let columns = BEST_IS.into_iter().chain(COLUMNS_ARE).chain(format::legend(metric::LIVE_BYTES));
+    let columns = BEST_IS.into_iter().chain(COLUMNS_ARE).chain(metric::legend(metric::LIVE_BYTES));
     let table = Table {
         title: format!("The best of each family at {}", format::budget(Some(budget))),
         means_over: means_over.join(": "),

@@ -3,7 +3,7 @@
 use kv_policies::KeepKv;
 
 use crate::families;
-use crate::format::{self, info};
+use crate::format;
 use crate::policy_runs::inner_label;
 use crate::record::{Record, group_by, is_full, metric, summary};
 use crate::table::{Column, Row, Table};
@@ -55,7 +55,7 @@ fn table(
     let mut budgets: Vec<f64> = records.iter().filter_map(|r| r.budget).collect();
     budgets.sort_by(|a, b| b.total_cmp(a));
     budgets.dedup();
-    let info = info(metric);
+    let info = metric::info(metric);
     let column =
         |head: String| Column { head, kind: info.kind, higher_is_better: info.higher_is_better };
     let heads = budgets.iter().map(|&budget| format::budget(Some(budget)));

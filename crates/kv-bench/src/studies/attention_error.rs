@@ -106,7 +106,7 @@ fn record(bench: &mut ModelBench<'_>, case: &Case, sums: &[Vec<f64>], count: usi
         let errors: Vec<f64> = sums.iter().map(|sum| sum / count as f64).collect();
         let (mean, deviation) = mean_and_deviation(&errors);
         let setup = (name, Some(0.5f64.powi(rounds as i32)));
-        bench.record(SUITE, case, setup, metric::RELATIVE_ERROR, mean, "ratio");
-        bench.record(SUITE, case, setup, metric::ERROR_DEVIATION, deviation, "ratio");
+        bench.record(SUITE, case, setup, metric::RELATIVE_ERROR, mean);
+        bench.record(SUITE, case, setup, metric::ERROR_DEVIATION, deviation);
     }
 }

@@ -72,25 +72,19 @@ pub(crate) fn run(
     let mut progress = Progress::new(BLOCKS.len() * ROUNDS.len(), name);
     let measured = measure(&prompt, seed, &mut progress)?;
     progress.finish();
-    let mut record = |policy: &str, rate: f64, metric: &str, value: f64, unit: &str| {
+    let mut record = |policy: &str, rate: f64, metric: &str, value: f64| {
         let case = Case::of(name).length(layer.tokens);
-        bench.record(SUITE, &case, (policy, Some(rate)), metric, value, unit);
+        bench.record(SUITE, &case, (policy, Some(rate)), metric, value);
     };
     for setting in &measured {
         let (label, rate) = (setting.label(), setting.rate());
-        record(
-            &label,
-            rate,
-            metric::RELATIVE_ERROR,
-            mean_and_deviation(&setting.errors).0,
-            "ratio",
-        );
-        record(&label, rate, metric::TIME_US, setting.median_seconds() * 1e6, "us");
+        record(&label, rate, metric::RELATIVE_ERROR, mean_and_deviation(&setting.errors).0);
+        record(&label, rate, metric::TIME_US, setting.median_seconds() * 1e6);
     }
     if !quick {
         for (label, seconds) in PUBLISHED {
             for (rounds, seconds) in ROUNDS.into_iter().zip(seconds) {
-                record(label, 0.5f64.powi(rounds as i32), metric::TIME_US, seconds * 1e6, "us");
+                record(label, 0.5f64.powi(rounds as i32), metric::TIME_US, seconds * 1e6);
             }
         }
     }
@@ -134,8 +128,8 @@ fn on_prompts(
             let setup = (label.as_str(), Some(setting.rate()));
             let (error, micros) =
                 (mean_and_deviation(&setting.errors).0, setting.median_seconds() * 1e6);
-            bench.record(SUITE, &case, setup, metric::RELATIVE_ERROR, error, "ratio");
-            bench.record(SUITE, &case, setup, metric::TIME_US, micros, "us");
+            bench.record(SUITE, &case, setup, metric::RELATIVE_ERROR, error);
+            bench.record(SUITE, &case, setup, metric::TIME_US, micros);
         }
     }
     Ok(())

@@ -209,7 +209,7 @@ fn record(bench: &mut ModelBench<'_>, name: &str, size: &Size, all: &Runs) {
             let case = case(name, size, "by batch", run.batch);
             write(bench, &case, setup, run);
             if let Some(full) = of_full(run.batch).filter(|_| policy_run.label != FULL) {
-                bench.record(SUITE, &case, setup, metric::SPEED_UP, run.rate / full, "times");
+                bench.record(SUITE, &case, setup, metric::SPEED_UP, run.rate / full);
             }
         }
     }
@@ -219,16 +219,15 @@ fn record(bench: &mut ModelBench<'_>, name: &str, size: &Size, all: &Runs) {
         let case = case(name, size, "at each one's largest batch", run.batch);
         write(bench, &case, setup, run);
         if let Some(full) = full {
-            bench.record(SUITE, &case, setup, metric::SPEED_UP, run.rate / full, "times");
+            bench.record(SUITE, &case, setup, metric::SPEED_UP, run.rate / full);
         }
     }
 }
 
 fn write(bench: &mut ModelBench<'_>, case: &Case, setup: (&str, Option<f64>), run: &Run) {
-    let rate = metric::DECODE_TOKENS_PER_SECOND;
-    bench.record(SUITE, case, setup, rate, run.rate, "tokens/s");
-    bench.record(SUITE, case, setup, metric::TOTAL_BYTES, run.held, "bytes");
+    bench.record(SUITE, case, setup, metric::DECODE_TOKENS_PER_SECOND, run.rate);
+    bench.record(SUITE, case, setup, metric::TOTAL_BYTES, run.held);
     if let Some(peak) = run.peak {
-        bench.record(SUITE, case, setup, metric::PEAK_BYTES, peak, "bytes");
+        bench.record(SUITE, case, setup, metric::PEAK_BYTES, peak);
     }
 }

@@ -139,14 +139,13 @@ impl Measured {
     fn record(&self, bench: &mut ModelBench<'_>, size: &Size, run: &Run, batch: usize, task: &str) {
         let case = Case::of(task).length(size.output).batch(batch);
         let setup = run.policy_run.setup();
-        let mut record = |metric: &str, value: f64, unit: &str| {
-            bench.record(SUITE, &case, setup, metric, value, unit);
-        };
-        record(metric::DECODE_TOKENS_PER_SECOND, self.rate, "tokens/s");
-        record(metric::STEP_TIME, self.step * 1e3, "ms");
-        record(metric::BYTES_ALLOCATED, self.allocated, "bytes");
+        let mut record =
+            |metric: &str, value: f64| bench.record(SUITE, &case, setup, metric, value);
+        record(metric::DECODE_TOKENS_PER_SECOND, self.rate);
+        record(metric::STEP_TIME, self.step * 1e3);
+        record(metric::BYTES_ALLOCATED, self.allocated);
         if let Some(peak) = self.peak {
-            record(metric::PEAK_BYTES, peak, "bytes");
+            record(metric::PEAK_BYTES, peak);
         }
     }
 }

@@ -115,9 +115,9 @@ pub(crate) fn run(
             let setup = policy_run.setup();
             let lse_error = sums.lse_error / sums.queries.max(1.0);
             let error = (sums.difference / sums.norm.max(f64::MIN_POSITIVE)).sqrt();
-            bench.record(SUITE, &case, setup, metric::LSE_ERROR, lse_error, "nats");
-            bench.record(SUITE, &case, setup, metric::WORST_LSE_ERROR, sums.worst, "nats");
-            bench.record(SUITE, &case, setup, metric::QUERY_ERROR, error, "ratio");
+            bench.record(SUITE, &case, setup, metric::LSE_ERROR, lse_error);
+            bench.record(SUITE, &case, setup, metric::WORST_LSE_ERROR, sums.worst);
+            bench.record(SUITE, &case, setup, metric::QUERY_ERROR, error);
             sums.votes.record(bench, SUITE, &case, policy_run);
         }
     }

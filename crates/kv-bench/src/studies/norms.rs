@@ -76,8 +76,8 @@ pub(crate) fn run(
             (metric::VALUE_NORM, metric::VALUE_NORM_INTERVAL),
         ];
         for ((mean, interval), norms) in names.into_iter().zip(norms) {
-            bench.record(SUITE, &case, (FULL, None), mean, norms.mean(), "norm");
-            bench.record(SUITE, &case, (FULL, None), interval, norms.interval(), "norm");
+            bench.record(SUITE, &case, (FULL, None), mean, norms.mean());
+            bench.record(SUITE, &case, (FULL, None), interval, norms.interval());
         }
     }
     progress.finish();

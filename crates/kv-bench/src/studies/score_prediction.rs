@@ -126,8 +126,8 @@ pub(crate) fn run(
             let mean = errors.sum / errors.weight;
             let setup = (*name, None);
             let median = median(&mut errors.all);
-            bench.record(SUITE, &case, setup, metric::PREDICTION_MEDIAN, median, "ratio");
-            bench.record(SUITE, &case, setup, metric::PREDICTION_MEAN, mean, "ratio");
+            bench.record(SUITE, &case, setup, metric::PREDICTION_MEDIAN, median);
+            bench.record(SUITE, &case, setup, metric::PREDICTION_MEAN, mean);
         }
     }
     Ok(())

@@ -51,13 +51,13 @@ pub(crate) fn run(
             let mean = variances.iter().sum::<f64>() / variances.len() as f64;
             let above = variances.iter().filter(|variance| **variance > bound).count();
             let above = above as f64 / variances.len() as f64;
-            let mut record = |metric: &str, value: f64, unit: &str| {
-                bench.record(SUITE, &case(what), ("kvreviver", None), metric, value, unit);
+            let mut record = |metric: &str, value: f64| {
+                bench.record(SUITE, &case(what), ("kvreviver", None), metric, value)
             };
-            record(metric::VARIANCE, mean, "of σ²");
-            record(metric::VARIANCE_BOUND, bound, "of σ²");
-            record(metric::ABOVE_BOUND, above, "share");
-            record(metric::ABOVE_BOUND_PREDICTED, (-load).exp(), "share");
+            record(metric::VARIANCE, mean);
+            record(metric::VARIANCE_BOUND, bound);
+            record(metric::ABOVE_BOUND, above);
+            record(metric::ABOVE_BOUND_PREDICTED, (-load).exp());
         }
     }
     progress.finish();

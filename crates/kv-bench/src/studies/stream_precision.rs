@@ -58,8 +58,8 @@ pub(crate) fn run(bench: &mut Bench, name: &str, prefixes: &[usize]) -> anyhow::
                 let case = Case::of(name).length(tokens);
                 let label = format!("{label} batch={batch}");
                 let setup = (label.as_str(), None);
-                bench.record(SUITE, &case, setup, metric::EPSILON, error, "ratio");
-                bench.record(SUITE, &case, setup, metric::SLOTS, slots as f64, "slots");
+                bench.record(SUITE, &case, setup, metric::EPSILON, error);
+                bench.record(SUITE, &case, setup, metric::SLOTS, slots as f64);
                 worst = worst.max(error);
                 most = most.max(slots);
                 progress.step();

@@ -1,21 +1,16 @@
 //! Several questions in one conversation. The first question is in sight when the prompt is
 //! compressed; later questions ask for facts that the first question had no use for.
 
-use std::sync::Arc;
-
 use anyhow::ensure;
-use burn::tensor::Tensor;
-use kv_core::read_f32;
 use kv_models::Session;
-use kv_policies::Policy;
 
-use super::next_token::{Judged, judge_answer};
+use super::next_token::{Judged, judge_answer, rows};
 use crate::bench::ModelBench;
 use crate::options::Quality;
 use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
 use crate::prompts::{Prompt, Prompts, Wanted};
-use crate::record::{Case, metric};
+use crate::record::Case;
 
 const SUITE: &str = "quality";
 const TASK: &str = "conversation";
@@ -65,12 +60,7 @@ pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Quality) -> anyhow::Resu
                 let case = Case::of(format!("{TASK}, question {}", turn + 1))
                     .length(prompt.length)
                     .samples_of(&prompts.source, 1);
-                let setup = policy_run.setup();
-                let exact = f64::from(u8::from(answer.exact));
-                let divergence = answer.divergence;
-                bench.record(SUITE, &case, setup, metric::EXACT_MATCH, exact, "share");
-                bench.record(SUITE, &case, setup, metric::ANSWER_LOGPROB, answer.logprob, "nats");
-                bench.record(SUITE, &case, setup, metric::KL_DIVERGENCE, divergence, "nats");
+                answer.record(bench, SUITE, &case, policy_run.setup());
             }
         }
         progress.step();
@@ -122,8 +112,7 @@ fn converse(
         Ok([model.encode_continuation(question)?, model.encode_continuation(&fact.answer)?])
     });
     let turns = turns.collect::<anyhow::Result<Vec<_>>>()?;
-    let policies: Vec<Arc<dyn Policy>> =
-        policy_runs.iter().map(|policy_run| policy_run.policy.clone()).collect();
+    let policies = PolicyRun::policies(policy_runs);
     let room = turns.iter().flatten().map(Vec::len).sum();
     let prompt = model.encode(&prompt.prompt)?;
     let sessions = Session::start_many(model, &policies, &[prompt], &[seed], room)?;
@@ -134,7 +123,7 @@ fn converse(
             if !question.is_empty() {
                 session.append(&[question])?;
             }
-            let logits = read_f32("logits", Tensor::cat(session.append(&[answer])?, 0))?;
+            let logits = rows(session.append(&[answer])?)?;
             if full.len() == turn {
                 full.push(logits.clone());
             }

@@ -8,12 +8,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::{bail, ensure};
-use burn::tensor::Tensor;
-use kv_core::{Budget, MemoryReport, counted, read_f32};
+use kv_core::{Budget, MemoryReport, counted};
 use kv_models::Session;
 use kv_policies::Policy;
 
-use super::next_token::{Judged, by_position, judge, judge_answer};
+use super::next_token::{Judged, by_position, judge, judge_answer, rows};
 use super::policy_records::record_memory;
 use crate::bench::ModelBench;
 use crate::options::Quality;
@@ -154,14 +153,10 @@ pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Quality) -> anyhow::Resu
             let position = Some(prompt + index * BUCKET);
             bucket.record(bench, policy_run, &Case { position, ..case.clone() });
         }
-        let setup = policy_run.setup();
         for (place, answers) in PLACES.iter().zip(answers) {
-            for Judged { exact, logprob, divergence, .. } in answers {
+            for judged in answers {
                 let case = Case { task: Some((*place).into()), samples: Some(1), ..case.clone() };
-                let exact = f64::from(u8::from(exact));
-                bench.record(SUITE, &case, setup, metric::EXACT_MATCH, exact, "share");
-                bench.record(SUITE, &case, setup, metric::ANSWER_LOGPROB, logprob, "nats");
-                bench.record(SUITE, &case, setup, metric::KL_DIVERGENCE, divergence, "nats");
+                judged.record(bench, SUITE, &case, policy_run.setup());
             }
         }
     }
@@ -258,8 +253,8 @@ impl Sums {
         let case = Case { samples: Some(self.tokens), ..case.clone() };
         let tokens = self.tokens.max(1) as f64;
         let (perplexity, divergence) = ((self.surprise / tokens).exp(), self.divergence / tokens);
-        bench.record(SUITE, &case, setup, metric::PERPLEXITY, perplexity, "perplexity");
-        bench.record(SUITE, &case, setup, metric::TEXT_KL_DIVERGENCE, divergence, "nats");
+        bench.record(SUITE, &case, setup, metric::PERPLEXITY, perplexity);
+        bench.record(SUITE, &case, setup, metric::TEXT_KL_DIVERGENCE, divergence);
     }
 }
 
@@ -291,7 +286,7 @@ impl<'a> Run<'a> {
         // Policies that evict in bulk hold more between two evictions.
         let now = self.session.memory();
         self.memory = if now.in_use > self.memory.in_use { now } else { self.memory };
-        Ok(read_f32("logits", Tensor::cat(before, 0))?)
+        rows(before)
     }
 
     /// Adds the log-likelihoods of the texts under the logits from token `start` on, and the
@@ -332,7 +327,7 @@ fn ask(
         let mut session = session.fork();
         session.append(&vec![&question[..]; texts.len()])?;
         let before = session.append(&vec![&answer[..]; texts.len()])?;
-        let rows = read_f32("logits", Tensor::cat(before, 0))?;
+        let rows = rows(before)?;
         let own = rows.chunks(vocabulary).skip(row).step_by(texts.len());
         answers.push(Answer { tokens: answer.clone(), rows: own.flatten().copied().collect() });
     }

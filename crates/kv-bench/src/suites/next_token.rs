@@ -2,6 +2,11 @@
 //! a policy's distributions from the full cache's.
 
 use anyhow::ensure;
+use burn::tensor::Tensor;
+use kv_core::read_f32;
+
+use crate::bench::ModelBench;
+use crate::record::{Case, metric};
 
 /// The verdict of next-token distributions on an answer whose tokens are fed one by one.
 pub(crate) struct Judged {
@@ -13,6 +18,27 @@ pub(crate) struct Judged {
     pub(crate) logprob: f64,
     /// Mean divergence from the full cache's distributions, in nats per token.
     pub(crate) divergence: f64,
+}
+
+impl Judged {
+    /// Records whether the answer is right, its log-probability, and the divergence.
+    pub(crate) fn record(
+        &self,
+        bench: &mut ModelBench<'_>,
+        suite: &str,
+        case: &Case,
+        setup: (&str, Option<f64>),
+    ) {
+        let exact = f64::from(u8::from(self.exact));
+        bench.record(suite, case, setup, metric::EXACT_MATCH, exact);
+        bench.record(suite, case, setup, metric::ANSWER_LOGPROB, self.logprob);
+        bench.record(suite, case, setup, metric::KL_DIVERGENCE, self.divergence);
+    }
+}
+
+/// The logits before each of the tokens that a session was fed, a row of the vocabulary each.
+pub(crate) fn rows(before: Vec<Tensor<2>>) -> anyhow::Result<Vec<f32>> {
+    Ok(read_f32("logits", Tensor::cat(before, 0))?)
 }
 
 /// Judges the logits before each token of an answer, `[N, V]` for `N` tokens, beside the full

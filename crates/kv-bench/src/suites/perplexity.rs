@@ -7,15 +7,13 @@
 //! prefills for it again.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use anyhow::ensure;
-use burn::tensor::Tensor;
-use kv_core::{counted, read_f32};
+use kv_core::counted;
 use kv_models::Session;
 use kv_policies::Policy;
 
-use super::next_token::{by_position, judge};
+use super::next_token::{by_position, judge, rows};
 use crate::bench::ModelBench;
 use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
@@ -98,8 +96,7 @@ fn measure(
 ) -> anyhow::Result<()> {
     let Text { source, context: prompt, next } = text;
     let (context, continued) = (prompt.len(), next.len());
-    let policies: Vec<Arc<dyn Policy>> =
-        policy_runs.iter().map(|policy_run| policy_run.policy.clone()).collect();
+    let policies = PolicyRun::policies(policy_runs);
     let seed = bench.common.seed;
     let work =
         |policy: &dyn Policy| if policy.capabilities().changes_decode { TOKEN_BY_TOKEN } else { 1 };
@@ -115,8 +112,7 @@ fn measure(
         let first = results.is_empty();
         let (mut judged, mut divergence) = (Vec::new(), Vec::new());
         for (index, tokens) in next.chunks(BUCKET).enumerate() {
-            let before = session.append(&[tokens])?;
-            let rows = read_f32("logits", Tensor::cat(before, 0))?;
+            let rows = rows(session.append(&[tokens])?)?;
             let rated = rows.chunks(vocabulary).zip(tokens);
             judged.extend(rated.map(|(logits, &token)| judge(logits, token)));
             // The full cache runs first.
@@ -138,19 +134,18 @@ fn measure(
             (-judged.iter().map(|(logprob, _)| logprob).sum::<f64>() / judged.len() as f64).exp()
         };
         let case = Case::of(TASK).length(context).samples_of(&source, continued);
-        bench.record(SUITE, &case, setup, metric::PERPLEXITY, perplexity(judged), "perplexity");
+        bench.record(SUITE, &case, setup, metric::PERPLEXITY, perplexity(judged));
         let same = judged.iter().zip(&full).filter(|((_, best), full)| best == *full).count();
         let agreement = same as f64 / full.len() as f64;
-        bench.record(SUITE, &case, setup, metric::TEXT_AGREEMENT, agreement, "share");
+        bench.record(SUITE, &case, setup, metric::TEXT_AGREEMENT, agreement);
         let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
-        let name = metric::TEXT_KL_DIVERGENCE;
-        bench.record(SUITE, &case, setup, name, mean(divergences), "nats");
+        bench.record(SUITE, &case, setup, metric::TEXT_KL_DIVERGENCE, mean(divergences));
         let buckets = judged.chunks(BUCKET).zip(divergences.chunks(BUCKET));
         for (index, (bucket, divergences)) in buckets.enumerate() {
             let (position, samples) = (Some(context + index * BUCKET), Some(bucket.len()));
             let case = Case { position, samples, ..case.clone() };
-            bench.record(SUITE, &case, setup, metric::PERPLEXITY, perplexity(bucket), "perplexity");
-            bench.record(SUITE, &case, setup, name, mean(divergences), "nats");
+            bench.record(SUITE, &case, setup, metric::PERPLEXITY, perplexity(bucket));
+            bench.record(SUITE, &case, setup, metric::TEXT_KL_DIVERGENCE, mean(divergences));
         }
     }
     Ok(())

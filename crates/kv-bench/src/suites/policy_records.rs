@@ -37,15 +37,14 @@ pub(crate) fn record_memory(
             continue;
         }
         let mean = sum as f64 / reports.len().max(1) as f64;
-        bench.record(suite, case, policy_run.setup(), name, mean, "bytes");
+        bench.record(suite, case, policy_run.setup(), name, mean);
     }
 }
 
 /// Reads of a session's decode steps, over its layers.
 pub(crate) fn reads_of(session: &Session<'_>) -> anyhow::Result<Reads> {
     let layers = session.cache().layers.iter();
-    let reads = layers.map(|layer| session.policy().read_stats(layer));
-    reads.map(|reads| Ok(reads?.unwrap_or_default())).sum()
+    layers.map(|layer| Ok(Reads::of(layer)?.unwrap_or_default())).sum()
 }
 
 /// Records, of policies that read less than they keep, the share of heads that retrieved and the
@@ -59,8 +58,8 @@ pub(crate) fn record_reads(
 ) {
     if reads.steps > 0 {
         let setup = policy_run.setup();
-        bench.record(suite, case, setup, metric::RETRIEVAL_RATIO, reads.ratio(), "share");
-        bench.record(suite, case, setup, metric::TOKENS_READ, reads.slots_each(), "tokens");
+        bench.record(suite, case, setup, metric::RETRIEVAL_RATIO, reads.ratio());
+        bench.record(suite, case, setup, metric::TOKENS_READ, reads.slots_each());
     }
 }
 
@@ -104,7 +103,7 @@ impl Votes {
         if self.tokens > 0 {
             let dropped = 1.0 - self.represented as f64 / self.tokens as f64;
             let setup = policy_run.setup();
-            bench.record(suite, case, setup, metric::DROPPED_VOTES, dropped, "share");
+            bench.record(suite, case, setup, metric::DROPPED_VOTES, dropped);
         }
     }
 }

@@ -47,8 +47,7 @@ pub(crate) fn run(
             let case =
                 Case::of(TASK).length(tokens.len()).samples_of(text.source(), tokens.len() - 1);
             let setup = policy_run.setup();
-            let name = metric::PREFILL_PERPLEXITY;
-            bench.record(SUITE, &case, setup, name, perplexity, "perplexity");
+            bench.record(SUITE, &case, setup, metric::PREFILL_PERPLEXITY, perplexity);
         }
     }
     progress.finish();
@@ -102,6 +101,7 @@ mod tests {
     use crate::args::Args;
     use crate::bench::Bench;
     use crate::record_log::RecordLog;
+    use crate::suites::next_token::rows;
     use clap::Parser;
 
     /// The perplexity of the tokens that a session is fed one by one.
@@ -109,8 +109,7 @@ mod tests {
         let first = [vec![tokens[0]]];
         let mut session =
             Session::start(model, policy.policy.clone(), &first, &[0], tokens.len()).unwrap();
-        let before = session.append(&[&tokens[1..]]).unwrap();
-        let rows = read_f32("logits", Tensor::cat(before, 0)).unwrap();
+        let rows = rows(session.append(&[&tokens[1..]]).unwrap()).unwrap();
         let rows = rows.chunks(model.config().vocab_size).zip(&tokens[1..]);
         let sum: f64 = rows.map(|(logits, &token)| judge(logits, token).0).sum();
         (-sum / (tokens.len() - 1) as f64).exp()

@@ -1,14 +1,11 @@
 //! Retrieval: exact match and log-probability of the answer, and agreement with the full cache.
 
-use std::sync::Arc;
-
 use anyhow::{Context, ensure};
-use burn::tensor::Tensor;
-use kv_core::{MemoryReport, read_f32};
+use kv_core::MemoryReport;
 use kv_models::Session;
-use kv_policies::{Policy, Reads};
+use kv_policies::Reads;
 
-use super::next_token::{Judged, judge_answer};
+use super::next_token::{Judged, judge_answer, rows};
 use super::perplexity::{self, Text};
 use super::policy_records::{Votes, reads_of, record_memory, record_reads};
 use super::{conversation, long_output};
@@ -94,13 +91,9 @@ pub(crate) fn retrieval(
                 let judged = &answered.judged;
                 let same = judged.best.iter().zip(&full).filter(|(a, b)| a == b).count();
                 let agreement = same as f64 / full.len() as f64;
-                let exact = f64::from(u8::from(judged.exact));
                 let setup = policy_run.setup();
-                bench.record(SUITE, &case, setup, metric::EXACT_MATCH, exact, "share");
-                bench.record(SUITE, &case, setup, metric::ANSWER_LOGPROB, judged.logprob, "nats");
-                let divergence = judged.divergence;
-                bench.record(SUITE, &case, setup, metric::KL_DIVERGENCE, divergence, "nats");
-                bench.record(SUITE, &case, setup, metric::AGREEMENT, agreement, "share");
+                judged.record(bench, SUITE, &case, setup);
+                bench.record(SUITE, &case, setup, metric::AGREEMENT, agreement);
             }
             progress.advance(prompt.prompt.len());
         }
@@ -143,8 +136,7 @@ fn answer(
         let (context, question) = prompt.split().context("nothing marks its question")?;
         (model.encode(context)?, model.encode_continuation(question)?)
     };
-    let policies: Vec<Arc<dyn Policy>> =
-        policy_runs.iter().map(|policy_run| policy_run.policy.clone()).collect();
+    let policies = PolicyRun::policies(policy_runs);
     let room = question.len() + answer.len();
     let sessions = Session::start_many(model, &policies, &[context], &[seed], room)?;
     // The full cache's, which answers first: as many rows of a vocabulary as the answer has tokens.
@@ -160,7 +152,7 @@ fn answer(
             let before = session.append(&[&answer])?;
             // State that a policy makes at its first step counts; tokens behind the prompt do not.
             let memory = MemoryReport { policy: session.memory().policy, ..kept };
-            let logits = read_f32("logits", Tensor::cat(before, 0))?;
+            let logits = rows(before)?;
             let reads = reads_of(&session)?;
             if full.is_empty() {
                 full.clone_from(&logits);

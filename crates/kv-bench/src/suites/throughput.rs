@@ -107,20 +107,18 @@ fn time(
     let case = Case::default().length(length).batch(batch);
     let setup = policy_run.setup();
     let pool = bench.device.memory_pool_usage();
-    let mut record = |name: &str, value: f64, unit: &str| {
-        bench.record(SUITE, &case, setup, name, value, unit);
-    };
+    let mut record = |name: &str, value: f64| bench.record(SUITE, &case, setup, name, value);
     let rows = batch as f64;
-    record(metric::PREFILL_TOKENS_PER_SECOND, rows * length as f64 / first, "tokens/s");
-    record(metric::TIME_TO_FIRST_TOKEN, first * 1e3, "ms");
-    record(metric::DECODE_TOKENS_PER_SECOND, rows * steps as f64 / decode, "tokens/s");
-    record(metric::SLOWEST_STEP, slowest * 1e3, "ms");
+    record(metric::PREFILL_TOKENS_PER_SECOND, rows * length as f64 / first);
+    record(metric::TIME_TO_FIRST_TOKEN, first * 1e3);
+    record(metric::DECODE_TOKENS_PER_SECOND, rows * steps as f64 / decode);
+    record(metric::SLOWEST_STEP, slowest * 1e3);
     if count > 0 {
-        record(metric::COPY_TIME, copying / count as f64 * 1e3, "ms");
-        record(metric::COPY_WAIT, waiting / count as f64 * 1e3, "ms");
+        record(metric::COPY_TIME, copying / count as f64 * 1e3);
+        record(metric::COPY_WAIT, waiting / count as f64 * 1e3);
     }
     if let Some(usage) = pool {
-        record(metric::PEAK_BYTES, usage.bytes_reserved as f64, "bytes");
+        record(metric::PEAK_BYTES, usage.bytes_reserved as f64);
     }
     record_memory(bench, SUITE, &case, policy_run, &[memory]);
     record_reads(bench, SUITE, &case, policy_run, reads);
@@ -159,7 +157,7 @@ fn largest_batch(
     let fits = Footprint::of(bench, memory, batch).sequences(gib * GIB);
     let case = Case::default().length(length).batch(batch);
     let setup = policy_run.setup();
-    bench.record(SUITE, &case, setup, metric::LARGEST_BATCH, fits, "sequences");
+    bench.record(SUITE, &case, setup, metric::LARGEST_BATCH, fits);
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use burn::tensor::{Device, TensorData};
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::{Error, LayerCache, Result};
@@ -161,6 +162,28 @@ pub enum HostState {
     Saved(SavedState),
     /// An object that lives in host memory anyway, and that no file holds.
     Kept(Box<dyn PolicyState>),
+}
+
+impl HostState {
+    /// A state as files hold it: its header, and its tensors by name, which `read` copies from the
+    /// device. `what` names the state in errors.
+    ///
+    /// # Errors
+    /// [`Error::Read`] where the device cannot be read, or the header is no JSON.
+    pub fn saved<T: LoadState, E: ToString, const N: usize>(
+        _state: &T,
+        what: &'static str,
+        header: impl Serialize,
+        read: impl FnOnce() -> [(&'static str, std::result::Result<TensorData, E>); N],
+    ) -> Result<Self> {
+        let failed = |reason: String| Error::Read { what, reason };
+        let header = serde_json::to_value(header).map_err(|error| failed(error.to_string()))?;
+        let _work = kv_kernels::device_work();
+        let tensors = read().into_iter().map(|(name, data)| {
+            Ok((name.to_string(), data.map_err(|error| failed(error.to_string()))?))
+        });
+        Ok(Self::Saved(SavedState::of::<T>(header, tensors.collect::<Result<_>>()?)))
+    }
 }
 
 impl Clone for HostState {
@@ -397,6 +420,17 @@ impl LayerCache {
             }
             StoredState::Saved(..) => None,
         }
+    }
+
+    /// Lends the state of type `T` to `run`, beside the cache; `None` without such a state.
+    pub fn with_policy_state<T: PolicyState, R>(
+        &mut self,
+        run: impl FnOnce(&mut T, &Self) -> R,
+    ) -> Option<R> {
+        let mut state = self.take_policy_state()?;
+        let result = run(&mut state, self);
+        self.insert_policy_state(state);
+        Some(result)
     }
 
     /// Builds the state of type `T` from the saved form that was read from a file. Does nothing

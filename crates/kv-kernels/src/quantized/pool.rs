@@ -143,13 +143,13 @@ pub(crate) mod kernel {
         pub(crate) value_scales: Box<[u32]>,
     }
 
-    /// [`QuantizedSlots`] in vectors of four words.
+    /// [`QuantizedSlots`] in pairs of words.
     #[derive(CubeType, CubeLaunch)]
-    pub(crate) struct QuantizedVectors {
-        pub(crate) key_codes: Box<[Vector<u32, Const<4>>]>,
+    pub(crate) struct QuantizedPairs {
+        pub(crate) key_codes: Box<[Vector<u32, Const<2>>]>,
         /// One by one: the order in which channels are multiplied is not theirs.
         pub(crate) key_scales: Box<[u32]>,
-        pub(crate) value_codes: Box<[Vector<u32, Const<4>>]>,
-        pub(crate) value_scales: Box<[Vector<u32, Const<4>>]>,
+        pub(crate) value_codes: Box<[Vector<u32, Const<2>>]>,
+        pub(crate) value_scales: Box<[Vector<u32, Const<2>>]>,
     }
 }

@@ -21,7 +21,7 @@ const MOST_KINDS: usize = 4;
 /// Sequences that draw their own tokens.
 ///
 /// Steps are recorded where the device can (CUDA graphs, and wgpu's counterpart) and the policy's
-/// steps ask nothing of the host ([`kv_policies::Policy::recordable_kind`]). The third step is
+/// steps ask nothing of the host ([`kv_policies::StepPlan::recordable`]). The third step is
 /// recorded after it has run, and later steps of its kind are one launch each; steps of another
 /// kind, such as rare ones that move many slots, are recorded beside them. After a step that needs
 /// the host, steps are recorded anew. Only the thread that loaded the model and started the

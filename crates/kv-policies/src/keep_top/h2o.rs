@@ -1,14 +1,11 @@
 //! H2O (<https://arxiv.org/abs/2306.14048>): heavy hitters by accumulated attention, and recents.
 //! [`Scorer::prefill`] takes column sums of a prompt; steps add their attention to the track
-//! [`SCORE`].
+//! [`crate::SCORE`].
 
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    DecodeView, Decoding, KeepTopDefaults, Needs, Observation, PolicyError, Reduction, Result,
-    SCORE, Scorer,
-};
+use crate::{Decoding, KeepTopDefaults, Needs, Observation, Reduction, Result, Scorer};
 
 /// H2O (Zhang et al., 2023, section 4): attention summed over all queries since prefill, not
 /// normalised by age; half the budget for these heavy hitters, half for the most recent tokens; one
@@ -38,10 +35,6 @@ impl Scorer for H2o {
         Decoding::AfterAttention { probabilities: false, accumulate: true }
     }
 
-    fn decode(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {
-        view.track(SCORE)
-    }
-
     fn adds(&self) -> Reduction {
         self.reduction
     }
@@ -57,7 +50,5 @@ pub(super) fn column_sums(
     observation: &Observation<'_>,
     reduction: Reduction,
 ) -> Result<Tensor<3>> {
-    let missing = PolicyError::MissingObservation { policy, what: "column sums of attention" };
-    let sums = observation.column_sums.clone().ok_or(missing)?;
-    Ok(reduction.groups(sums, observation.dims()[1]))
+    Ok(reduction.groups(observation.attention_sums(policy)?, observation.dims()[1]))
 }

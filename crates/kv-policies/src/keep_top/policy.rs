@@ -7,6 +7,8 @@ use kv_core::{Budget, HeadAllocation, LayerAllocation, LayerCache, Room, Selecti
 
 use crate::keep_top::rescore::{last_of, remember, rescore};
 use crate::policy::attention_scores::last_queries;
+use crate::policy::check::Check;
+use crate::policy::config::invalid;
 use crate::policy::ends::{fit_ends, protected, warn_of_window};
 use crate::{
     Capabilities, Decoding, EvictionPolicy, EvictionRule, KeepTopConfig, LayerContext, Needs,
@@ -28,17 +30,12 @@ impl<S: Scorer> KeepTop<S> {
     /// [`PolicyError::InvalidConfig`] for an interval of 0 and shares outside `[0, 1]`;
     /// [`PolicyError::ProtectedOverBudget`] where that shows without a prompt.
     pub fn new(name: &'static str, options: KeepTopConfig, scorer: S) -> Result<Self> {
-        let invalid = |reason: String| PolicyError::InvalidConfig { policy: name.into(), reason };
-        if options.interval == 0 {
-            return Err(invalid("`interval` is 0, expected at least 1".into()));
-        }
-        if !(0.0..=1.0).contains(&options.recent_share) {
-            let share = options.recent_share;
-            return Err(invalid(format!("`recent_share` is {share}, expected 0 to 1")));
-        }
+        let check = Check(name);
+        check.positive("interval", options.interval)?;
+        check.share("recent_share", options.recent_share)?;
         options.budget.validate()?;
         options.heads.validate()?;
-        scorer.validate().map_err(invalid)?;
+        scorer.validate().map_err(|reason| invalid(name, reason))?;
         let policy = Self { options, scorer, name };
         if let Budget::Tokens(budget) = policy.options.budget {
             policy.ends(budget, budget)?;
@@ -142,10 +139,10 @@ impl<S: Scorer> Policy for KeepTop<S> {
     }
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
-        let [batch, kv_heads, tokens, _] = observation.dims();
+        let [_, kv_heads, tokens, _] = observation.dims();
         let budget = self.options.layer_budget(&self.scorer, observation)?;
         if budget >= tokens {
-            return Ok(Selection::all(batch * kv_heads, tokens).into());
+            return Ok(Plan::whole(observation));
         }
         let (scores, [sinks, recents]) = self.prompt_scores(observation, budget)?;
         // Where heads compete, the host decides.

@@ -11,10 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::build::preset;
 use crate::policy::attention_scores::{LAST_WEIGHT, recent_attention, recent_exponentials};
 use crate::policy::config::Config;
-use crate::{
-    DecodeView, Decoding, KeepTopDefaults, Needs, Observation, Policy, Reduction, Result, SCORE,
-    Scorer,
-};
+use crate::{Decoding, KeepTopDefaults, Needs, Observation, Policy, Reduction, Result, Scorer};
 
 /// PyramidInfer's choice of tokens (Yang et al., 2024, section 4.2) without its pruning of hidden
 /// states, by each head for itself, as in KeepKV's experiments. A token's score is the attention of
@@ -97,10 +94,6 @@ impl Scorer for RecentAttention {
 
     fn decoding(&self) -> Decoding {
         Decoding::AfterAttention { probabilities: false, accumulate: true }
-    }
-
-    fn decode(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {
-        view.track(SCORE)
     }
 
     fn defaults() -> KeepTopDefaults {

@@ -55,14 +55,13 @@ pub trait Scorer:
         Decoding::None
     }
 
-    /// Scores of all slots during decode, `[S]`, f32; called after the step's attention. Values of
-    /// slots beyond a head's length are ignored.
+    /// Scores of all slots during decode, `[S]`, f32; by default the track [`SCORE`]. Called after
+    /// the step's attention. Values of slots beyond a head's length are ignored.
     ///
     /// # Errors
     /// The errors of [`Self::prefill`].
     fn decode(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {
-        let _ = view;
-        Ok(Tensor::zeros([1], &view.cache.options().device))
+        view.track(SCORE)
     }
 
     /// How probabilities of a group become the number that a step adds to the track [`SCORE`].

@@ -1,13 +1,13 @@
 //! VATP (<https://arxiv.org/abs/2406.12335>): H2O's attention times the norm of the value.
-//! [`Scorer::prefill`] is the product for a prompt; steps add theirs to the track [`SCORE`].
+//! [`Scorer::prefill`] is the product for a prompt; steps add theirs to the track
+//! [`crate::SCORE`].
 
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::h2o::column_sums;
 use crate::{
-    DecodeView, Decoding, KeepTopDefaults, Needs, Observation, Reduction, Result, SCORE, Scorer,
-    window_attention,
+    Decoding, KeepTopDefaults, Needs, Observation, Reduction, Result, Scorer, window_attention,
 };
 
 /// VATP (Guo et al., 2024, equation 3) over H2O: accumulated attention times `‖v‖₁`; the first 20
@@ -59,10 +59,6 @@ impl Scorer for Vatp {
 
     fn decoding(&self) -> Decoding {
         Decoding::AfterAttention { probabilities: false, accumulate: true }
-    }
-
-    fn decode(&self, view: &DecodeView<'_>) -> Result<Tensor<1>> {
-        view.track(SCORE)
     }
 
     fn adds(&self) -> Reduction {

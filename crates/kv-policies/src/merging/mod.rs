@@ -16,7 +16,7 @@ pub(crate) mod merge_groups;
 pub use cam::{Cam, CamAttention, CamOptions, Candidates};
 pub use d2o::{D2o, D2oOptions};
 pub use keepkv::{
-    Archive, KeepKv, KeepKvOptions, Key, Order, Predictor, Transfers, VOTES, VOTES_HIGH,
+    Archive, KeepKv, KeepKvOptions, Order, Predictor, Transfers, VOTES, VOTES_HIGH,
     perturbation_bound, read_votes,
 };
 pub use kvmerger::KvMerger;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kv_core::Budget;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -57,17 +58,47 @@ impl Config {
         }
     }
 
+    /// Gives parameters that are missing the values that they have in `preset`.
+    fn set_defaults(&mut self, preset: &impl Serialize) {
+        if let Ok(Value::Object(preset)) = serde_json::to_value(preset) {
+            for (key, value) in preset {
+                self.set_default(&key, value);
+            }
+        }
+    }
+
+    /// Gives parameters that are missing the defaults that `new` makes of the one, `key`, that the
+    /// policy cannot be without. Without it nothing has a default: the error of taking all then
+    /// says what is wrong with it, or what stands in its place.
+    pub(crate) fn set_defaults_by<R: DeserializeOwned, T: Serialize>(
+        &mut self,
+        key: &str,
+        new: impl Fn(R) -> T,
+    ) {
+        let required = self.left.get(key).and_then(|value| R::deserialize(value).ok());
+        if let Some(required) = required {
+            self.set_defaults(&new(required));
+        }
+    }
+
     /// Takes everything that is left, as one policy's parameters over a preset of them.
     pub(crate) fn take_over<T: Serialize + DeserializeOwned>(
         &mut self,
         preset: &T,
         policy: &str,
     ) -> Result<T> {
-        if let Ok(Value::Object(preset)) = serde_json::to_value(preset) {
-            for (key, value) in preset {
-                self.left.entry(key).or_insert(value);
-            }
-        }
+        self.set_defaults(preset);
+        self.take_all(policy)
+    }
+
+    /// Takes everything that is left, as one policy's parameters over its defaults under the
+    /// budget, which is required.
+    pub(crate) fn take_budgeted<T: Serialize + DeserializeOwned>(
+        &mut self,
+        policy: &str,
+        new: impl Fn(Budget) -> T,
+    ) -> Result<T> {
+        self.set_defaults_by("budget", new);
         self.take_all(policy)
     }
 

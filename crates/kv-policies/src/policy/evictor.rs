@@ -5,8 +5,8 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use kv_core::Budget;
 
-use super::config::{Config, EVICTOR};
-use crate::{Observation, Policy, PolicyError, Result};
+use super::config::{Config, EVICTOR, invalid};
+use crate::{Observation, Policy, Result};
 
 /// A policy that chooses victims which another policy may merge before they are dropped
 /// ([`crate::Merge`]): its steps' plans append, attend to all live slots and evict.
@@ -27,13 +27,13 @@ pub trait EvictionPolicy: Policy {
     /// decoding.
     ///
     /// # Errors
-    /// [`PolicyError::ProtectedOverBudget`].
+    /// [`crate::PolicyError::ProtectedOverBudget`].
     fn protected(&self, slots: usize, decoding: bool) -> Result<[usize; 2]>;
 
     /// This policy with another budget, equal for all layers.
     ///
     /// # Errors
-    /// [`PolicyError`] where the budget does not hold what the policy protects.
+    /// [`crate::PolicyError`] where the budget does not hold what the policy protects.
     fn with_budget(&self, budget: Budget) -> Result<Arc<dyn EvictionPolicy>>;
 }
 
@@ -50,11 +50,9 @@ pub(crate) fn evictor_part(config: &mut Config, default: &str) -> Result<Arc<dyn
 /// The evictor of the policy `around` it.
 ///
 /// # Errors
-/// [`PolicyError::InvalidConfig`] for policies that do not evict by scores.
+/// [`crate::PolicyError::InvalidConfig`] for policies that do not evict by scores.
 pub(crate) fn evictor_of(policy: Arc<dyn Policy>, around: &str) -> Result<Arc<dyn EvictionPolicy>> {
     let name = policy.name();
-    policy.into_eviction_policy().ok_or_else(|| PolicyError::InvalidConfig {
-        policy: around.into(),
-        reason: format!("`evictor` is `{name}`, expected a policy that evicts by scores"),
-    })
+    let reason = format!("`evictor` is `{name}`, expected a policy that evicts by scores");
+    policy.into_eviction_policy().ok_or_else(|| invalid(around, reason))
 }

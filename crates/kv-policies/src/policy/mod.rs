@@ -5,20 +5,24 @@
 //! * [`step_plan`]: what a policy plans for such a step, and how a plan runs.
 //! * [`prompt`]: how a policy changes a prompt's own computation.
 //! * [`evictor`]: policies whose victims another policy merges before they are dropped.
+//! * [`forward`]: what policies around another leave to the other.
 //! * [`lists`]: steps that attend to lists of slots; [`reads`]: counts of what steps have read.
 //! * [`attention_scores`]: attention of the last queries, pooled and reduced.
 //! * [`write_slots`]: caches of a fixed size, whose new tokens overwrite.
 //! * [`ends`]: first and last tokens that always stay.
-//! * [`config`]: parameters from and to JSON.
+//! * [`config`]: parameters from and to JSON; [`check`]: what they may be; [`spelling`]: kernels'
+//!   choices among them.
 //! * [`state_tensors`], [`sentinels`], [`generator`], [`notice`], [`error`]: state tensors,
 //!   values that are no numbers, random numbers, warnings, errors.
 
 pub(crate) mod attention_scores;
 pub(crate) mod board;
+pub(crate) mod check;
 pub(crate) mod config;
 pub(crate) mod ends;
 pub(crate) mod error;
 pub(crate) mod evictor;
+pub(crate) mod forward;
 pub(crate) mod generator;
 pub(crate) mod lists;
 pub(crate) mod notice;
@@ -26,6 +30,7 @@ pub(crate) mod observation;
 pub(crate) mod prompt;
 pub(crate) mod reads;
 pub(crate) mod sentinels;
+pub(crate) mod spelling;
 pub(crate) mod state_tensors;
 pub(crate) mod step;
 pub(crate) mod step_plan;
@@ -40,10 +45,8 @@ use kv_core::{Budget, CacheOptions, LayerCache, NUMERATORS, Room, Selection};
 
 use error::Result;
 use evictor::EvictionPolicy;
-use lists::SlotList;
 use observation::{LayerContext, Observation, OwnedObservation};
 use prompt::{FrozenTokens, VisibleWindow};
-use reads::Reads;
 use step::Step;
 use step_plan::StepPlan;
 
@@ -71,7 +74,7 @@ impl Needs {
 
 /// What a policy does, as far as those who run it must know. By default a policy chooses what to
 /// keep of a prompt, each layer by itself, and its decode steps only append and attend.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Capabilities {
     /// The prompt's own computation depends on the policy: it prunes hidden states, narrows what
     /// queries see, or freezes tokens. Such a policy prefills alone.
@@ -92,6 +95,13 @@ pub struct Capabilities {
     /// The choice of a prompt, or the decode steps behind another policy's choice, make sense by
     /// themselves, so that the policy may be a part of [`crate::Combine`].
     pub combines: bool,
+    /// The share of the attention that decode steps are to drop at most, where the policy measures
+    /// it and sets its sizes by it.
+    pub target: Option<f32>,
+    /// Steps of a block that share index sets of one size, where each set holds the tokens of the
+    /// highest sums over a group's query heads; `None` where sets have other sizes or other scores,
+    /// and for policies without index sets.
+    pub block_of_sums: Option<usize>,
 }
 
 impl Default for Capabilities {
@@ -104,6 +114,8 @@ impl Default for Capabilities {
             compares_hidden: false,
             renumbers: false,
             combines: true,
+            target: None,
+            block_of_sums: None,
         }
     }
 }
@@ -141,6 +153,14 @@ pub struct Plan {
     pub numerators: Option<Vec<f32>>,
 }
 
+impl Plan {
+    /// Keeps all tokens.
+    pub fn whole(observation: &Observation<'_>) -> Self {
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        Selection::all(batch * kv_heads, tokens).into()
+    }
+}
+
 impl From<Selection> for Plan {
     fn from(selection: Selection) -> Self {
         Self { selection, log_weights: None, numerators: None }
@@ -165,22 +185,9 @@ pub trait Policy: Any + Debug + Send + Sync {
         Capabilities::default()
     }
 
-    /// The share of the attention that decode steps are to drop at most, where the policy measures
-    /// it and sets its sizes by it.
-    fn target(&self) -> Option<f32> {
-        None
-    }
-
     /// Slots that a head keeps, or tokens that it reads, where the policy is given a number of
     /// them.
     fn budget(&self) -> Option<Budget> {
-        None
-    }
-
-    /// Steps of a block that share index sets of one size, where each set holds the tokens of the
-    /// highest sums over a group's query heads; `None` where sets have other sizes or other scores,
-    /// and for policies without index sets.
-    fn block_of_sums(&self) -> Option<usize> {
         None
     }
 
@@ -195,15 +202,20 @@ pub trait Policy: Any + Debug + Send + Sync {
         Composition::None
     }
 
-    /// What prefill must compute for [`Self::select`] and [`Self::init_cache`].
-    fn needs(&self) -> Needs;
+    /// What prefill must compute for [`Self::select`] and [`Self::init_cache`] beside keys and
+    /// values.
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
 
-    /// Chooses what to keep of a prompt.
+    /// Chooses what to keep of a prompt; by default everything.
     ///
     /// # Errors
     /// [`crate::PolicyError`] for budgets that cannot be met and observations that lack what the
     /// policy needs.
-    fn select(&self, observation: &Observation<'_>) -> Result<Plan>;
+    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
+        Ok(Plan::whole(observation))
+    }
 
     /// Prepares a freshly filled cache for decoding under this policy: limits, tracks and state.
     ///
@@ -253,18 +265,7 @@ pub trait Policy: Any + Debug + Send + Sync {
         Ok(StepPlan::append().recordable(!self.capabilities().changes_decode))
     }
 
-    /// The kind of the next decode step of this layer ([`StepPlan::kind`]), where it can be
-    /// recorded and replayed ([`StepPlan::recordable`]); else `None`. Called before every step:
-    /// recordings are given up at a step that is not recordable.
-    fn recordable_kind(&self, layer: LayerContext, cache: &LayerCache) -> Option<u32> {
-        if cache.options().growable {
-            return None;
-        }
-        self.plan(layer, cache).ok().filter(|plan| plan.recordable).map(|plan| plan.kind)
-    }
-
-    /// One decode step: runs its plan. Returns the attention output `[B, Hq, D]`. A policy has its
-    /// own where it checks the step before anything changes.
+    /// One decode step: runs its plan. Returns the attention output `[B, Hq, D]`.
     ///
     /// # Errors
     /// [`crate::PolicyError`]; a full cache is one.
@@ -272,27 +273,18 @@ pub trait Policy: Any + Debug + Send + Sync {
         self.plan(layer, cache)?.run(layer, cache, &step)
     }
 
-    /// What decode steps have read so far, for reports; `None` where they read all slots. Waits for
-    /// the device.
-    ///
-    /// # Errors
-    /// Where the device cannot be read.
-    fn read_stats(&self, cache: &LayerCache) -> Result<Option<Reads>> {
-        Reads::of_list(cache)
-    }
-
     /// Slots that the last step attended to; `None` where it attended to all. One list for each
     /// key-value head of each sequence, or for each query head. Slots count from the first one of
     /// the head range. Waits for the device.
     ///
     /// # Errors
-    /// The errors of [`Self::read_stats`].
+    /// Where the device cannot be read.
     fn last_attended(
         &self,
         _layer: LayerContext,
         cache: &LayerCache,
     ) -> Result<Option<Vec<Vec<usize>>>> {
-        Ok(SlotList::read_last(cache)?)
+        reads::last_attended(cache)
     }
 
     /// Tokens whose hidden states the layers behind this one still compute, `[B]` lists of indices
@@ -350,6 +342,18 @@ pub trait Policy: Any + Debug + Send + Sync {
     }
 }
 
+impl dyn Policy {
+    /// The kind of the next decode step of this layer ([`StepPlan::kind`]), where it can be
+    /// recorded and replayed ([`StepPlan::recordable`]); else `None`. Called before every step:
+    /// recordings are given up at a step that is not recordable.
+    pub fn recordable_kind(&self, layer: LayerContext, cache: &LayerCache) -> Option<u32> {
+        if cache.options().growable {
+            return None;
+        }
+        self.plan(layer, cache).ok().filter(|plan| plan.recordable).map(|plan| plan.kind)
+    }
+}
+
 /// A cache of what a plan keeps of a prompt, ready for a policy's decode steps.
 pub(crate) fn fill<P: Policy + ?Sized>(
     policy: &P,
@@ -359,9 +363,7 @@ pub(crate) fn fill<P: Policy + ?Sized>(
     options: CacheOptions,
 ) -> Result<LayerCache> {
     let room = policy.room(observation, new_tokens)?;
-    let Observation { keys, values, positions, .. } = *observation;
-    let mut cache =
-        LayerCache::from_prefill(keys, values, positions, &plan.selection, room, options)?;
+    let mut cache = observation.cache(&plan.selection, room, options)?;
     if let Some(weights) = &plan.log_weights {
         cache.set_live_log_weights(weights)?;
     }

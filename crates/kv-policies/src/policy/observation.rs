@@ -1,6 +1,7 @@
 //! What a policy is shown of a prompt.
 
 use burn::tensor::{DType, Int, Tensor};
+use kv_core::{CacheOptions, LayerCache, Room, Selection};
 
 use super::Needs;
 use super::attention_scores::last_queries;
@@ -130,6 +131,29 @@ impl<'a> Observation<'a> {
     pub fn last_queries(&self, policy: &'static str, count: usize) -> Result<Tensor<4>> {
         let missing = PolicyError::MissingObservation { policy, what: "the last queries" };
         Ok(last_queries(self.window.as_ref().ok_or(missing)?, count))
+    }
+
+    /// The column sums of the causal attention, `[B, Hq, T]`, f32.
+    ///
+    /// # Errors
+    /// [`PolicyError::MissingObservation`] where `policy` did not declare that it needs them.
+    pub fn attention_sums(&self, policy: &'static str) -> Result<Tensor<3>> {
+        let missing = PolicyError::MissingObservation { policy, what: "column sums of attention" };
+        self.column_sums.clone().ok_or(missing)
+    }
+
+    /// A cache of what `selection` keeps of the prompt, not yet prepared for decoding.
+    ///
+    /// # Errors
+    /// The errors of [`LayerCache::from_prefill`].
+    pub fn cache(
+        &self,
+        selection: &Selection,
+        room: Room,
+        options: CacheOptions,
+    ) -> Result<LayerCache> {
+        let Self { keys, values, positions, .. } = self;
+        Ok(LayerCache::from_prefill(keys, values, positions, selection, room, options)?)
     }
 }
 

@@ -1,12 +1,14 @@
-//! What decode steps read of a cache that keeps more than they look at, for reports.
+//! What decode steps read of a cache that keeps more than they look at, for reports. The cache's
+//! own state tells: index sets count, as HShare's lists do; of other lists, the last one is known.
 
 use std::iter::Sum;
 use std::ops::{Add, AddAssign};
 
 use kv_core::LayerCache;
+use kv_kernels::RangeSets;
 
-use crate::Result;
 use crate::policy::lists::SlotList;
+use crate::{CisIndex, HShare, Result};
 
 /// What decode steps of some heads have read so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -30,18 +32,45 @@ impl Reads {
         self.slots as f64 / self.steps.max(1) as f64
     }
 
-    /// The reads of the last step by its list, which all of its heads retrieved; `None` without a
-    /// list. Waits for the device.
+    /// The reads of a cache's decode steps, or of the last one where nothing counts them: all of
+    /// its heads have retrieved then. `None` where steps read all slots. Waits for the device.
     ///
     /// # Errors
     /// Where the device cannot be read.
-    pub(crate) fn of_list(cache: &LayerCache) -> Result<Option<Self>> {
-        Ok(SlotList::read_last(cache)?.map(|rows| {
-            let steps = rows.len() as u64;
-            let slots = rows.iter().map(|row| row.len() as u64).sum();
-            Self { steps, retrieved: steps, slots }
-        }))
+    pub fn of(cache: &LayerCache) -> Result<Option<Self>> {
+        if let Some(index) = cache.policy_state::<CisIndex>() {
+            let all = index.sets().read()?.into_iter().map(|own| {
+                let RangeSets { steps, retrieved, tokens: slots, .. } = own;
+                Self { steps, retrieved, slots }
+            });
+            return Ok(Some(all.sum()));
+        }
+        let Some(rows) = SlotList::read_last(cache)? else { return Ok(None) };
+        if let Some(counted) = HShare::reads(cache, &rows)? {
+            return Ok(Some(counted));
+        }
+        let steps = rows.len() as u64;
+        let slots = rows.iter().map(|row| row.len() as u64).sum();
+        Ok(Some(Self { steps, retrieved: steps, slots }))
     }
+}
+
+/// Slots that the last step attended to by its index sets or its list, as
+/// [`crate::Policy::last_attended`] returns them.
+///
+/// # Errors
+/// Where the device cannot be read.
+pub(super) fn last_attended(cache: &LayerCache) -> Result<Option<Vec<Vec<usize>>>> {
+    let Some(index) = cache.policy_state::<CisIndex>() else {
+        return Ok(SlotList::read_last(cache)?);
+    };
+    let read = index.sets().read()?;
+    let each = read.len() / cache.layout().head_ranges().max(1);
+    let slots = read.iter().enumerate().map(|(range, own)| {
+        let length = cache.layout().lengths()[range / each.max(1)];
+        own.slots(length).collect()
+    });
+    Ok(Some(slots.collect()))
 }
 
 impl Add for Reads {

@@ -3,6 +3,7 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::LayerCache;
 
+use super::config::invalid;
 use crate::{PolicyError, Result};
 
 /// Tokens up to which f32 tells every count and position apart.
@@ -17,7 +18,7 @@ pub(crate) fn check_countable(policy: &'static str, tokens: usize) -> Result<()>
         return Ok(());
     }
     let reason = format!("a prompt of {tokens} tokens, expected at most {EXACT}: f32 counts them");
-    Err(PolicyError::InvalidConfig { policy: policy.into(), reason })
+    Err(invalid(policy, reason))
 }
 
 /// Integers of a state on a device, in rows without padding; what exceeds i32 is its maximum.

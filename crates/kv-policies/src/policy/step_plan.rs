@@ -1,6 +1,7 @@
 //! The parts of one decode step of a layer, told before it runs.
 
 use std::fmt;
+use std::sync::PoisonError;
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::{LayerCache, Selection, read_i32};
@@ -8,6 +9,7 @@ use kv_kernels::{
     AttentionOutput, DecodeAttentionOptions, EvictionOptions, EvictionScope, GroupReduction, Guard,
 };
 
+use super::config::invalid;
 use super::error::{PolicyError, Result};
 use super::observation::LayerContext;
 use super::step::Step;
@@ -31,6 +33,9 @@ use super::write_slots::WriteSlots;
 /// overwrites a slot.
 #[must_use = "a plan does nothing before it runs"]
 pub struct StepPlan<'a> {
+    /// The layer's number among layers that read each other's lists ([`Step::board`]): it is refused
+    /// before its turn, before anything changes. `None` for a layer by itself.
+    pub turn: Option<usize>,
     /// Where the new token goes.
     pub slot: TokenSlot,
     /// The slots that its query attends to.
@@ -171,18 +176,16 @@ pub trait Merge {
     ///
     /// # Errors
     /// The errors of [`crate::Policy::step`].
-    fn merge(
-        &self,
-        layer: LayerContext,
-        cache: &mut LayerCache,
-        step: &Step,
-        attended: Attended,
-    ) -> Result<Option<Eviction>>;
+    fn merge(&self, cache: &mut LayerCache, attended: Attended<'_>) -> Result<Option<Eviction>>;
 }
 
 /// The parts of a step that a merge is shown.
 #[derive(Debug)]
-pub struct Attended {
+pub struct Attended<'a> {
+    /// The layer.
+    pub layer: LayerContext,
+    /// The step.
+    pub step: &'a Step,
     /// The new tokens' queries after RoPE, `[B, Hq, D]`.
     pub query: Tensor<3>,
     /// Every slot's logit with its log-weight, `[S, G]`, f32.
@@ -219,6 +222,7 @@ impl StepPlan<'_> {
     /// Appends the token and attends to all live slots, as any number of steps may in a recording.
     pub fn append() -> Self {
         Self {
+            turn: None,
             slot: TokenSlot::Append,
             attention: StepAttention::Live { probabilities: false, logits: false },
             update: None,
@@ -265,25 +269,26 @@ impl<'a> StepPlan<'a> {
         step: &Step,
     ) -> Result<Tensor<3>> {
         self.check()?;
+        if let Some(layer) = self.turn {
+            let board = step.board.lock().unwrap_or_else(PoisonError::into_inner);
+            board.check_layer_order(layer)?;
+        }
         let query = self.slot.write(cache, step)?;
         self.attend(layer, cache, query, step)
     }
 
     /// Refuses a plan with parts that the step would not run.
     fn check(&self) -> Result<()> {
-        let invalid = |policy: &str, reason: &str| {
-            Err(PolicyError::InvalidConfig { policy: policy.into(), reason: reason.into() })
-        };
         let live = matches!(self.attention, StepAttention::Live { .. });
         if self.merge.is_some() && !(live && self.slot == TokenSlot::Append) {
             let reason = "its steps do not attend to all live slots behind an append";
-            return invalid("evictor", reason);
+            return Err(invalid("evictor", reason.into()));
         }
         let behind = self.eviction.as_ref().is_some_and(|rule| !rule.before_attention);
         if !live && (behind || self.update.is_some()) {
             let reason = "its plan has an update or an eviction behind an attention that leaves \
                           neither probabilities nor logits";
-            return invalid("decode step", reason);
+            return Err(invalid("decode step", reason.into()));
         }
         Ok(())
     }
@@ -357,8 +362,8 @@ impl<'a> StepPlan<'a> {
         let StepOutput { query, attention } = output;
         if let Some(merge) = merge {
             let (logits, log_sum_exp) = logits_of(&attention)?;
-            let attended = Attended { query, logits, log_sum_exp, due };
-            due = merge.merge(layer, cache, step, attended)?;
+            let attended = Attended { layer, step, query, logits, log_sum_exp, due };
+            due = merge.merge(cache, attended)?;
         }
         if let Some(due) = due {
             due.apply_to(cache)?;

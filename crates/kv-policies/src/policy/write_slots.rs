@@ -1,8 +1,6 @@
 //! Caches of a fixed size, in which a new token takes a slot that the step before has chosen: the
 //! one behind the live slots, or the one that mattered least.
 
-use std::collections::BTreeMap;
-
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kv_core::{
     Error, HostState, LayerCache, LoadState, NUMERATORS, PolicyState, Result, SavedState,
@@ -12,7 +10,6 @@ use kv_kernels::{
     EvictingOutput, EvictionOptions, HeadLayout, HeldSlots, Placement, assign_ints,
     evicting_attention, log_norms, write_heads,
 };
-use serde_json::Value;
 
 /// The track of `ln ‖v‖₁`.
 const LOG_NORMS: &str = "value_log_norm";
@@ -224,12 +221,8 @@ impl PolicyState for WriteSlots {
     }
 
     fn to_host(&self) -> Result<Option<HostState>> {
-        let _work = kv_kernels::device_work();
-        let slots = self.slots.clone().try_into_data();
-        let what = "write slots";
-        let slots = slots.map_err(|error| Error::Read { what, reason: error.to_string() })?;
-        let tensors = BTreeMap::from([("slots".to_string(), slots)]);
-        Ok(Some(HostState::Saved(SavedState::of::<Self>(Value::Bool(true), tensors))))
+        let read = || [("slots", self.slots.clone().try_into_data())];
+        HostState::saved(self, "write slots", true, read).map(Some)
     }
 
     fn bytes(&self, _cache: &LayerCache) -> StateBytes {

@@ -1,6 +1,7 @@
 //! Schedules that begin at a layer and go on with depth (PrHS, eq. 15 and 16).
 
-use crate::{PolicyError, Result};
+use crate::Result;
+use crate::policy::check::Check;
 
 /// The layer `ℓ_s` behind which a schedule begins, counted from 1: three quarters of the layers,
 /// rounded down, unless `start` is given.
@@ -22,15 +23,9 @@ pub(crate) fn idle(what: &str, start: Option<usize>, layers: usize) -> Vec<Strin
 
 /// Checks a schedule's base and exponent, by their names.
 pub(crate) fn check_schedule(policy: &str, parameters: [(&str, f64); 2]) -> Result<()> {
-    let [(base_name, base), (exponent_name, exponent)] = parameters;
-    let invalid = |reason: String| PolicyError::InvalidConfig { policy: policy.into(), reason };
-    if !(base > 0.0 && base <= 1.0) {
-        let reason = format!("`{base_name}` is {base}, expected above 0 and at most 1");
-        return Err(invalid(reason));
-    }
-    if !(exponent >= 0.0 && exponent.is_finite()) {
-        let reason = format!("`{exponent_name}` is {exponent}, expected a number of at least 0");
-        return Err(invalid(reason));
-    }
-    Ok(())
+    let [(base_name, base), (name, exponent)] = parameters;
+    let check = Check(policy);
+    check.that(base_name, base, base > 0.0 && base <= 1.0, "above 0 and at most 1")?;
+    let holds = exponent >= 0.0 && exponent.is_finite();
+    check.that(name, exponent, holds, "a number of at least 0")
 }

@@ -3,15 +3,12 @@
 
 use std::sync::Arc;
 
-use kv_core::Selection;
 use kv_kernels::Share;
 use serde::{Deserialize, Serialize};
 
 use crate::policy::config::{Config, config_of};
 use crate::prefill::depth_schedule::{check_schedule, idle, start_layer};
-use crate::{
-    Capabilities, FrozenTokens, LayerContext, Needs, Observation, Plan, Policy, Result, Reuse,
-};
+use crate::{Capabilities, FrozenTokens, LayerContext, Policy, Result, Reuse};
 
 const NAME: &str = "etf";
 
@@ -94,15 +91,6 @@ impl Policy for Etf {
 
     fn warnings(&self, layers: usize) -> Vec<String> {
         idle("etf's frozen tokens", self.start, layers)
-    }
-
-    fn needs(&self) -> Needs {
-        Needs::default()
-    }
-
-    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
-        let [batch, kv_heads, tokens, _] = observation.dims();
-        Ok(Selection::all(batch * kv_heads, tokens).into())
     }
 
     fn frozen_tokens(&self, layer: LayerContext, tokens: usize) -> Option<FrozenTokens> {

@@ -5,8 +5,10 @@ use kv_core::{counted, read_f32};
 use serde::{Deserialize, Serialize};
 
 use crate::policy::attention_scores::last_queries;
+use crate::policy::check::Check;
+use crate::policy::config::invalid;
 use crate::policy::state_tensors::int_numbers;
-use crate::{Observation, PolicyError, Result};
+use crate::{Observation, Result};
 
 /// State of each query head's channels, integers `[B, Hq, r]`.
 pub(crate) const CHANNELS: &str = "channels";
@@ -35,9 +37,9 @@ impl Channels {
     /// The channels, read from their file.
     ///
     /// # Errors
-    /// [`PolicyError::InvalidConfig`] for files that cannot be read and empty lists.
+    /// [`crate::PolicyError::InvalidConfig`] for files that cannot be read and empty lists.
     pub(crate) fn read(self, policy: &'static str) -> Result<Self> {
-        let invalid = |reason| PolicyError::InvalidConfig { policy: policy.into(), reason };
+        let invalid = |reason| invalid(policy, reason);
         let lists = match self {
             Self::Lists(lists) => lists,
             Self::File(path) => {
@@ -64,7 +66,7 @@ impl Channels {
     ) -> Result<Vec<Vec<u32>>> {
         let [_, kv_heads, _, head_dim] = observation.dims();
         let layer = observation.layer;
-        let invalid = |reason| PolicyError::InvalidConfig { policy: policy.into(), reason };
+        let invalid = |reason| invalid(policy, reason);
         let Self::Lists(lists) = self else {
             return Err(invalid("`channels` is a file that was not read".into()));
         };
@@ -110,10 +112,8 @@ pub(crate) fn channels(
 ) -> Result<Tensor<3, Int>> {
     let queries = observation.last_queries(policy, window)?;
     let [batch, heads, _, head_dim] = queries.dims();
-    if count == 0 || count > head_dim {
-        let reason = format!("`labels` is {count}, expected 1 to {head_dim}");
-        return Err(PolicyError::InvalidConfig { policy: policy.into(), reason });
-    }
+    let holds = (1..=head_dim).contains(&count);
+    Check(policy).that("labels", count, holds, &format!("1 to {head_dim}"))?;
     let mut rows = match calibrated {
         Some(calibrated) => {
             let own = calibrated.of_layer(policy, observation, [heads, count])?;

@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use kv_core::{Budget, LayerCache, Selection};
+use kv_core::{LayerCache, Selection};
 use kv_kernels::Share;
 
 use crate::policy::config::{Config, invalid};
+use crate::policy::forward::forward;
 use crate::{
-    Capabilities, Cis, CisOptions, Etf, FrozenTokens, LayerContext, Needs, Observation, Plan,
-    Policy, PolicyError, Psaw, Reads, Result, StepPlan, VisibleWindow,
+    Capabilities, Cis, CisOptions, Etf, LayerContext, Observation, Policy, Psaw, Result, StepPlan,
 };
 
 const NAME: &str = "cpe";
@@ -28,7 +28,7 @@ pub struct Cpe {
 
 impl Cpe {
     /// # Errors
-    /// [`PolicyError::InvalidConfig`], [`PolicyError::ProtectedOverBudget`].
+    /// [`crate::PolicyError::InvalidConfig`], [`crate::PolicyError::ProtectedOverBudget`].
     pub fn new(cis: CisOptions, psaw: Psaw, etf: Etf) -> Result<Self> {
         let cis = Cis::named(NAME, cis, false)?;
         psaw.validate(NAME)?;
@@ -36,7 +36,7 @@ impl Cpe {
         if psaw.free {
             let reason =
                 "`free` of `psaw` is true, expected false: sets name tokens by their slots";
-            return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason: reason.into() });
+            return Err(invalid(NAME, reason.into()));
         }
         Ok(Self { cis, psaw, etf })
     }
@@ -48,12 +48,17 @@ impl Cpe {
         let wrong = |error: serde_json::Error| invalid(NAME, error.to_string());
         let psaw: Psaw = serde_json::from_value(psaw).map_err(wrong)?;
         let etf: Etf = serde_json::from_value(etf).map_err(wrong)?;
+        config.set_defaults_by("budget", CisOptions::new);
         let cis = config.take_beside::<CisOptions>(NAME, "`psaw` and `etf` with their own")?;
         Ok(Arc::new(Self::new(cis, psaw, etf)?))
     }
 }
 
 impl Policy for Cpe {
+    forward!(cis: budget, select, restore);
+    forward!(psaw: visible_window);
+    forward!(etf: frozen_tokens);
+
     fn name(&self) -> &'static str {
         NAME
     }
@@ -69,18 +74,6 @@ impl Policy for Cpe {
         [self.psaw.warnings(layers), self.etf.warnings(layers)].concat()
     }
 
-    fn budget(&self) -> Option<Budget> {
-        self.cis.budget()
-    }
-
-    fn needs(&self) -> Needs {
-        Needs::default()
-    }
-
-    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
-        self.cis.select(observation)
-    }
-
     fn init_cache(
         &self,
         cache: &mut LayerCache,
@@ -90,7 +83,7 @@ impl Policy for Cpe {
         let share = self.psaw.share(observation.layer);
         let tokens = observation.prompt_tokens;
         let options = self.cis.options();
-        let sinks = options.parts(NAME, options.tokens(tokens))?.sinks;
+        let sinks = options.parts(NAME, options.budget.behind(tokens))?.sinks;
         let whole = |kept: &Vec<u32>| in_sight_whole(kept, tokens, share, sinks);
         if !share.is_zero() && !selection.kept()?.iter().all(whole) {
             let layer = observation.layer.index;
@@ -99,50 +92,18 @@ impl Policy for Cpe {
                  all that is in sight: expected a prompt kept whole, or `phi` of 1 in `psaw`",
                 selection.lengths().iter().min().copied().unwrap_or_default()
             );
-            return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
+            return Err(invalid(NAME, reason));
         }
         self.cis.init_cache(cache, observation, selection)
-    }
-
-    fn restore(&self, cache: &mut LayerCache) -> Result<()> {
-        self.cis.restore(cache)
     }
 
     fn capabilities(&self) -> Capabilities {
         Capabilities { changes_prefill: true, reads_other_layers: true, ..self.cis.capabilities() }
     }
 
-    fn target(&self) -> Option<f32> {
-        self.cis.target()
-    }
-
-    fn block_of_sums(&self) -> Option<usize> {
-        self.cis.block_of_sums()
-    }
-
     fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
         let hidden = self.psaw.share(layer);
         Ok(self.cis.plan_within(hidden, cache))
-    }
-
-    fn read_stats(&self, cache: &LayerCache) -> Result<Option<Reads>> {
-        self.cis.read_stats(cache)
-    }
-
-    fn last_attended(
-        &self,
-        layer: LayerContext,
-        cache: &LayerCache,
-    ) -> Result<Option<Vec<Vec<usize>>>> {
-        self.cis.last_attended(layer, cache)
-    }
-
-    fn visible_window(&self, layer: LayerContext) -> Option<VisibleWindow> {
-        self.psaw.window(layer)
-    }
-
-    fn frozen_tokens(&self, layer: LayerContext, tokens: usize) -> Option<FrozenTokens> {
-        self.etf.frozen(layer, tokens)
     }
 }
 

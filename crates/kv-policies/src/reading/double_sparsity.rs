@@ -9,14 +9,13 @@ use kv_core::{Budget, LayerCache, Selection};
 use kv_kernels::{Choice, label_scores, top_slots};
 use serde::{Deserialize, Serialize};
 
+use crate::policy::check::Check;
 use crate::policy::config::{Config, config_of};
 use crate::policy::lists::SlotList;
 use crate::policy::state_tensors::int_state;
 use crate::reading::channels::{CHANNELS, Channels, channels};
-use crate::reading::subset::{BUDGETS, most_tokens, set_budgets, tokens_of};
-use crate::{
-    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, StepPlan,
-};
+use crate::reading::subset::{BUDGETS, set_budgets};
+use crate::{Capabilities, LayerContext, Needs, Observation, Policy, Result, StepPlan};
 
 const NAME: &str = "double-sparsity";
 
@@ -33,53 +32,40 @@ pub struct DoubleSparsity {
     /// Tokens attended to per query head.
     pub budget: Budget,
     /// Channels of a query head; a sixteenth of the head dim by default.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub labels: Option<usize>,
     /// Calibrated channels.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub channels: Option<Channels>,
     /// The prompt's last tokens that choose channels, where none are calibrated.
-    #[serde(default = "default_window")]
     pub window: usize,
     /// First layers that attend to everything.
-    #[serde(default = "default_dense_layers")]
     pub dense_layers: usize,
 }
 
-/// Ours.
-fn default_window() -> usize {
-    64
-}
-
-/// As under Quest.
-fn default_dense_layers() -> usize {
-    2
-}
-
 impl DoubleSparsity {
+    /// The defaults, without calibrated channels.
+    pub fn new(budget: Budget) -> Self {
+        // The window is ours; dense layers are as under Quest.
+        Self { budget, labels: None, channels: None, window: 64, dense_layers: 2 }
+    }
+
     /// The policy with its channels read from their file.
     ///
     /// # Errors
-    /// [`PolicyError::InvalidConfig`].
+    /// [`crate::PolicyError::InvalidConfig`].
     pub fn validated(self) -> Result<Self> {
         self.budget.validate()?;
-        let invalid = |name: &str| PolicyError::InvalidConfig {
-            policy: NAME.into(),
-            reason: format!("`{name}` is 0, expected at least 1"),
-        };
-        if self.labels == Some(0) {
-            return Err(invalid("labels"));
-        }
-        if self.window == 0 {
-            return Err(invalid("window"));
-        }
+        let check = Check(NAME);
+        check.positive("labels", self.labels.unwrap_or(1))?;
+        check.positive("window", self.window)?;
         let channels = self.channels.map(|channels| channels.read(NAME)).transpose()?;
         Ok(Self { channels, ..self })
     }
 
     /// The policy from its configuration.
     pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
-        let policy: Self = config.take_all(NAME)?;
+        let policy = config.take_budgeted(NAME, Self::new)?;
         Ok(Arc::new(policy.validated()?))
     }
 }
@@ -101,11 +87,6 @@ impl Policy for DoubleSparsity {
         Needs { window: self.window, ..Needs::default() }
     }
 
-    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
-        let [batch, kv_heads, tokens, _] = observation.dims();
-        Ok(Selection::all(batch * kv_heads, tokens).into())
-    }
-
     fn init_cache(
         &self,
         cache: &mut LayerCache,
@@ -117,7 +98,7 @@ impl Policy for DoubleSparsity {
         }
         let labels = self.labels.unwrap_or((cache.head_dim() / 16).max(1));
         let channels = channels(NAME, self.channels.as_ref(), observation, labels, self.window)?;
-        set_budgets(cache, channels.dims()[1], [tokens_of(self.budget, observation), 0, 0]);
+        set_budgets(cache, channels.dims()[1], [self.budget.behind(observation.tokens()), 0, 0]);
         cache.set_int_state(CHANNELS, channels);
         Ok(())
     }
@@ -138,7 +119,7 @@ impl Policy for DoubleSparsity {
         Ok(StepPlan::attend_with(|cache, query, _| {
             let [channels, budgets] =
                 [int_state(NAME, cache, CHANNELS)?, int_state(NAME, cache, BUDGETS)?];
-            let most = most_tokens(self.budget, cache);
+            let most = self.budget.resolve(cache.layout().most_capacity());
             let list = choose(cache, query.clone(), [&channels, &budgets], most)?;
             Ok(list.attend(cache, query)?.output)
         }))
@@ -153,7 +134,7 @@ impl Policy for DoubleSparsity {
 /// sinks and recents.
 ///
 /// # Errors
-/// [`Error::Kernel`].
+/// [`crate::PolicyError::Kernel`].
 fn choose(
     cache: &LayerCache,
     query: Tensor<3>,

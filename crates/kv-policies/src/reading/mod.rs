@@ -24,12 +24,9 @@ pub(crate) mod subset;
 mod top_k_oracle;
 
 pub use channels::{ChannelStatistic, Channels, by_importance};
-pub use cis::{
-    Cis, CisIndex, CisOptions, Compared, GroupScore, GroupSimilarity, Neighbours, SetsOf,
-    Similarity,
-};
+pub use cis::{Cis, CisIndex, CisOptions, SetsOf, Similarity};
 pub use cpe::Cpe;
 pub use double_sparsity::DoubleSparsity;
 pub use hshare::{HShare, copies, share_map};
-pub use quest::{Choosers, LastPage, PageBounds, Quest};
+pub use quest::{LastPage, PageBounds, Quest};
 pub use top_k_oracle::TopKOracle;

@@ -2,8 +2,9 @@
 
 use kv_core::{Budget, counted};
 
+use crate::Result;
+use crate::policy::config::invalid;
 use crate::policy::ends::fit_ends;
-use crate::{PolicyError, Result};
 
 /// The parts of what a head reads in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +48,7 @@ impl SetParts {
                     [(ends[0], "sink"), (ends[1], "recent")].map(|(count, of)| counted(count, of));
                 let slots = counted(tokens, "slot");
                 let reason = format!("{sinks} and {recents} leave none of {slots} to choose");
-                return Err(PolicyError::InvalidConfig { policy: policy.into(), reason });
+                return Err(invalid(policy, reason));
             }
             _ => fit_ends(policy, budget, tokens, ends)?,
         };

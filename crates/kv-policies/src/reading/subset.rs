@@ -1,29 +1,11 @@
 //! Budgets of policies that keep the whole cache and read a part of it.
 
-use kv_core::{Budget, LayerCache};
+use kv_core::LayerCache;
 
-use crate::Observation;
 use crate::policy::state_tensors::{EXACT, int_numbers};
 
 /// State of each head's budget, integers `[B, H, 3]`: tokens to choose, sinks, recents.
 pub(crate) const BUDGETS: &str = "budgets";
-
-/// The tokens of a budget for a prompt. A budget in tokens does not depend on the prompt.
-pub(crate) fn tokens_of(budget: Budget, observation: &Observation<'_>) -> usize {
-    match budget {
-        Budget::Tokens(count) => count,
-        Budget::Ratio(_) => budget.resolve(observation.tokens()),
-    }
-}
-
-/// The most tokens that a budget has for any sequence of a cache.
-pub(crate) fn most_tokens(budget: Budget, cache: &LayerCache) -> usize {
-    let longest = cache.layout().most_capacity();
-    match budget {
-        Budget::Tokens(count) => count.min(longest),
-        Budget::Ratio(_) => budget.resolve(longest),
-    }
-}
 
 /// Budgets of equal heads, as the state [`BUDGETS`] has them.
 pub(crate) fn set_budgets(cache: &mut LayerCache, heads: usize, budget: [usize; 3]) {

@@ -4,13 +4,13 @@
 use std::sync::Arc;
 
 use kv_core::{Budget, LayerCache, Selection};
-use kv_kernels::Share;
+use kv_kernels::{ScoreReduction, Share};
 use serde::{Deserialize, Serialize};
 
 use crate::policy::config::{Config, config_of};
 use crate::{
-    Capabilities, Cis, CisOptions, GroupScore, LayerContext, Needs, Observation, Plan, Policy,
-    Reads, Reduction, Result, SetsOf, Step, StepPlan,
+    Capabilities, Cis, CisOptions, LayerContext, Observation, Plan, Policy, Reduction, Result,
+    SetsOf, Step, StepPlan,
 };
 
 const NAME: &str = "top-k-oracle";
@@ -27,20 +27,24 @@ pub struct TopKOracle {
     /// Tokens attended to per key-value head.
     pub budget: Budget,
     /// First tokens, always attended to.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub sinks: Option<usize>,
     /// Last tokens, always attended to.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub recents: Option<usize>,
     /// Which heads choose.
-    #[serde(default)]
     pub sets: SetsOf,
     /// How a group's query heads become one score.
-    #[serde(default)]
     pub reduction: Reduction,
 }
 
 impl TopKOracle {
+    /// Sets of key-value heads, by the mean of their query heads' attention.
+    pub fn new(budget: Budget) -> Self {
+        let (sets, reduction) = Default::default();
+        Self { budget, sinks: None, recents: None, sets, reduction }
+    }
+
     /// # Errors
     /// [`crate::PolicyError::InvalidConfig`], [`crate::PolicyError::ProtectedOverBudget`].
     pub fn validate(&self) -> Result<()> {
@@ -50,8 +54,8 @@ impl TopKOracle {
     /// CIS that shares nothing and brings no neighbours along.
     fn alone(&self) -> Result<Cis> {
         let group_score = match self.reduction {
-            Reduction::Mean | Reduction::Sum => GroupScore::Sum,
-            Reduction::Max => GroupScore::Max,
+            Reduction::Mean | Reduction::Sum => ScoreReduction::Sum,
+            Reduction::Max => ScoreReduction::Max,
         };
         let Self { budget, sinks, recents, sets, .. } = *self;
         let options = CisOptions { sinks, recents, sets, group_score, ..CisOptions::new(budget) };
@@ -60,7 +64,7 @@ impl TopKOracle {
 
     /// The policy from its configuration.
     pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
-        let policy: Self = config.take_all(NAME)?;
+        let policy = config.take_budgeted(NAME, Self::new)?;
         policy.validate()?;
         Ok(Arc::new(policy))
     }
@@ -77,10 +81,6 @@ impl Policy for TopKOracle {
 
     fn budget(&self) -> Option<Budget> {
         Some(self.budget)
-    }
-
-    fn needs(&self) -> Needs {
-        Needs::default()
     }
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
@@ -111,17 +111,5 @@ impl Policy for TopKOracle {
             alone.attend_within(Share::default(), cache, query, step)
         };
         Ok(StepPlan::attend_with(attend).recordable(recordable))
-    }
-
-    fn read_stats(&self, cache: &LayerCache) -> Result<Option<Reads>> {
-        Reads::of_sets(cache)
-    }
-
-    fn last_attended(
-        &self,
-        layer: LayerContext,
-        cache: &LayerCache,
-    ) -> Result<Option<Vec<Vec<usize>>>> {
-        self.alone()?.last_attended(layer, cache)
     }
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::policy::config::{Config, config_of};
 use crate::policy::generator::generator;
 use crate::sampling::exact_ends::exact_ends;
-use crate::{Needs, Observation, Plan, Policy, Result};
+use crate::{Observation, Plan, Policy, Result};
 
 /// Uniform sampling with reweighting, the baseline of BalanceKV: of the `n` tokens between sinks
 /// and recents, `m` are drawn without replacement, independently per sequence and key-value head,
@@ -49,15 +49,11 @@ impl Policy for Uniform {
         Some(self.budget)
     }
 
-    fn needs(&self) -> Needs {
-        Needs::default()
-    }
-
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
         let [batch, kv_heads, tokens, _] = observation.dims();
         let budget = self.budget.resolve(tokens);
         if budget >= tokens {
-            return Ok(Selection::all(batch * kv_heads, tokens).into());
+            return Ok(Plan::whole(observation));
         }
         let [sinks, recents] =
             exact_ends(self.name(), [self.sinks, self.recents], self.budget, budget)?;

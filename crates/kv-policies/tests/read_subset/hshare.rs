@@ -186,8 +186,7 @@ fn hshare_layers_read_each_others_lists() {
         }
         assert!(HShare::retrievals(&caches[0]).unwrap().is_empty());
         // Heads of layers that took another's lists count among those that did not look.
-        let reads: Reads =
-            caches.iter().filter_map(|cache| policy.read_stats(cache).unwrap()).sum();
+        let reads: Reads = caches.iter().filter_map(|cache| Reads::of(cache).unwrap()).sum();
         assert_eq!(reads.steps, 3 * 2 * 4 * STEPS as u64, "{}", tested.name);
         let retrieved: usize = shared[1..].iter().flat_map(|layer| &layer.retrievals).sum();
         assert_eq!(reads.retrieved, retrieved as u64, "{}", tested.name);

@@ -151,16 +151,15 @@ pub(crate) fn run(
             let task = Some(task.collect::<Vec<_>>().join(", "));
             let case = Case { task, ..case.clone() };
             let setup = (timed.policy.as_str(), timed.budget);
-            let mut record = |metric: &str, value: f64, unit: &str| {
-                bench.record(SUITE, &case, setup, metric, value, unit);
-            };
-            record(metric::TIME_US, timed.seconds * 1e6, "us");
+            let mut record =
+                |metric: &str, value: f64| bench.record(SUITE, &case, setup, metric, value);
+            record(metric::TIME_US, timed.seconds * 1e6);
             if let (Some(copy), Some(bytes)) = (copy, timed.bytes) {
-                record(metric::BANDWIDTH_FRACTION, bytes / timed.seconds / copy, "share");
+                record(metric::BANDWIDTH_FRACTION, bytes / timed.seconds / copy);
             }
             if timed.reads.steps > 0 {
-                record(metric::RETRIEVAL_RATIO, timed.reads.ratio(), "share");
-                record(metric::TOKENS_READ, timed.reads.slots_each(), "tokens");
+                record(metric::RETRIEVAL_RATIO, timed.reads.ratio());
+                record(metric::TOKENS_READ, timed.reads.slots_each());
             }
         };
         let case = OpBench { device, dtype, clock, heads, length, batch };

@@ -81,7 +81,7 @@ impl Decoding<'_, '_> {
             .0
             .clock
             .cycles(sets * block, |i| run(&mut caches[i % sets], &steps[i / sets % block]))?;
-        let reads = caches.iter().map(|cache| Ok(policy.read_stats(cache)?.unwrap_or_default()));
+        let reads = caches.iter().map(|cache| Ok(Reads::of(cache)?.unwrap_or_default()));
         let reads: Reads = reads.sum::<anyhow::Result<Reads>>()?;
         let ranges = (self.0.batch * kv) as f64;
         let bytes = match reads.steps {

@@ -11,7 +11,9 @@ use burn::tensor::{DType, Int, Tensor};
 use kv_core::{CacheOptions, LayerCache, read_f32, read_i32};
 use kv_kernels::{DecodeAttentionOptions, PrefillOptions, prefill_attention};
 use kv_models::PrefillPass;
-use kv_policies::{CisIndex, LayerContext, Needs, Observation, Qkv, Step, StepAttention, certify};
+use kv_policies::{
+    CisIndex, LayerContext, Needs, Observation, Qkv, Reads, Step, StepAttention, certify,
+};
 
 use crate::bench::ModelBench;
 use crate::certificates::{FitCheck, FrozenKeys, Mean, PromptHeads, Retrievals};
@@ -114,7 +116,7 @@ pub(crate) fn measure(
 
 /// The share of the attention that a policy's heads are to drop.
 fn target_of(policy_run: &PolicyRun) -> Option<f64> {
-    policy_run.policy.target().map(f64::from)
+    policy_run.policy.capabilities().target.map(f64::from)
 }
 
 /// Notes the policies whose error is larger than the output itself.
@@ -244,7 +246,7 @@ fn compare(
                 heads: prompt_heads.as_ref(),
             };
             let budget = policy_run.tokens(tokens).unwrap_or(tokens);
-            let block = policy_run.policy.block_of_sums();
+            let block = policy_run.policy.capabilities().block_of_sums;
             let heads = (&mut sums.reading, retrievals);
             if read_metrics::take(heads, policy, cache, &positions, &exact, budget, block)? {
                 continue;
@@ -259,7 +261,7 @@ fn compare(
         }
     }
     for ((policy_run, cache), sums) in policy_runs.iter().zip(&caches).zip(sums.iter_mut()) {
-        sums.reads += policy_run.policy.read_stats(cache)?.unwrap_or_default();
+        sums.reads += Reads::of(cache)?.unwrap_or_default();
         if let (Some(_), Some(index)) = (target_of(policy_run), cache.policy_state::<CisIndex>()) {
             for head in index.sets().read()? {
                 sums.steered.take(f64::from(head.measured));

@@ -44,7 +44,7 @@ impl Exact<'_> {
 /// Adds a step to the metrics of all query heads, `heads`, which is filled at the first step, and
 /// follows the sets that it retrieves or shares. Returns whether the policy told which tokens it
 /// read. `block` is the number of steps that share a set, where sets are the tokens of the highest
-/// sums: see [`Policy::block_of_sums`].
+/// sums: see [`kv_policies::Capabilities::block_of_sums`].
 ///
 /// # Errors
 /// Where the device gives nothing back.

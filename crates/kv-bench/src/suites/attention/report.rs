@@ -81,17 +81,16 @@ impl Measured<'_> {
     ) {
         let setup = policy_run.setup();
         for (name, mean) in means.all() {
-            let (wanted, unit) = match name {
-                metric::RETAINED_MASS => (true, "share"),
+            let wanted = match name {
+                metric::RETAINED_MASS => true,
                 // The overlap is with the budget's best tokens.
-                metric::OVERLAP => (policy_run.budget.is_some(), "share"),
-                metric::INFORMATION_LOSS => (certificates, "nats"),
-                _ => (certificates, "share"),
+                metric::OVERLAP => policy_run.budget.is_some(),
+                _ => certificates,
             };
             let samples = if CHECKED.contains(&name) { self.checked } else { self.prompts };
             let case = Case { samples: Some(samples), ..case.clone() };
             if wanted {
-                bench.record(SUITE, &case, setup, name, mean, unit);
+                bench.record(SUITE, &case, setup, name, mean);
             }
         }
     }
@@ -126,23 +125,23 @@ fn write_sums(
     means: &Means,
 ) {
     let setup = policy_run.setup();
-    bench.record(SUITE, case, setup, metric::RELATIVE_ERROR, sums.relative_error(), "ratio");
-    for (name, value, unit) in sums.measures.records() {
-        bench.record(SUITE, case, setup, name, value, unit);
+    bench.record(SUITE, case, setup, metric::RELATIVE_ERROR, sums.relative_error());
+    for (name, value) in sums.measures.records() {
+        bench.record(SUITE, case, setup, name, value);
     }
     if let Some((cosine, alike)) = sums.similarity.means() {
-        bench.record(SUITE, case, setup, metric::QUERY_COSINE, cosine, "cosine");
-        bench.record(SUITE, case, setup, metric::QUERIES_ALIKE, alike, "share");
+        bench.record(SUITE, case, setup, metric::QUERY_COSINE, cosine);
+        bench.record(SUITE, case, setup, metric::QUERIES_ALIKE, alike);
     }
     // The kept mass says nothing where steps read less than is kept.
     if means.of(metric::RETAINED_MASS).is_none()
         && let Some(mass) = sums.mass.value()
     {
-        bench.record(SUITE, case, setup, metric::RETAINED_MASS, mass, "share");
+        bench.record(SUITE, case, setup, metric::RETAINED_MASS, mass);
     }
     if sums.reads.steps > 0 {
         let (ratio, slots) = (sums.reads.ratio(), sums.reads.slots_each());
-        bench.record(SUITE, case, setup, metric::RETRIEVAL_RATIO, ratio, "share");
-        bench.record(SUITE, case, setup, metric::TOKENS_READ, slots, "tokens");
+        bench.record(SUITE, case, setup, metric::RETRIEVAL_RATIO, ratio);
+        bench.record(SUITE, case, setup, metric::TOKENS_READ, slots);
     }
 }

@@ -75,16 +75,16 @@ impl<'a> KernelBench<'a> {
 
     fn record(&mut self, task: &str, variant: &str, seconds: f64, [bytes, operations]: [f64; 2]) {
         let policy = if variant.is_empty() { OURS.into() } else { format!("{OURS} {variant}") };
-        let mut record = |metric: &str, value: f64, unit: &str| {
+        let mut record = |metric: &str, value: f64| {
             let case = Case::of(task);
-            self.bench.record(SUITE, &case, (&policy, None), metric, value, unit);
+            self.bench.record(SUITE, &case, (&policy, None), metric, value);
         };
-        record(metric::TIME_US, seconds * 1e6, "us");
-        record(metric::MOVED_BYTES, bytes, "bytes");
-        record(metric::BANDWIDTH, bytes / seconds / 1e9, "GB/s");
-        record(metric::BANDWIDTH_FRACTION, bytes / seconds / self.copy, "share");
+        record(metric::TIME_US, seconds * 1e6);
+        record(metric::MOVED_BYTES, bytes);
+        record(metric::BANDWIDTH, bytes / seconds / 1e9);
+        record(metric::BANDWIDTH_FRACTION, bytes / seconds / self.copy);
         if operations > 0.0 {
-            record(metric::TERAFLOPS, operations / seconds / 1e12, "TFLOP/s");
+            record(metric::TERAFLOPS, operations / seconds / 1e12);
         }
     }
 }

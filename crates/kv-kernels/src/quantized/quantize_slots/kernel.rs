@@ -11,6 +11,9 @@ use crate::quantized::pool::kernel::QuantizedSlots;
 /// Units of a cube.
 pub(super) const UNITS: usize = 128;
 
+/// Numbers that a unit reads before it waits for the first of them.
+const AHEAD: usize = 8;
+
 /// Comptime configuration of the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Blueprint {
@@ -66,8 +69,17 @@ pub(super) fn quantize_kernel<F: Float>(
         let slot = source.from[from + unit];
         let mut range = Range::none();
         if slot >= 0 {
-            for channel in 0..head_dim {
-                range.add(f32::cast_from(source.values[slot as usize * head_dim + channel]));
+            let row = slot as usize * head_dim;
+            let whole = comptime!(head_dim / AHEAD);
+            for piece in 0..whole {
+                #[unroll]
+                for i in 0..AHEAD.comptime() {
+                    let at = row + piece * AHEAD.comptime() + i;
+                    range.add(f32::cast_from(source.values[at]));
+                }
+            }
+            for channel in comptime!(whole * AHEAD)..head_dim {
+                range.add(f32::cast_from(source.values[row + channel]));
             }
         }
         let scale = range.scale(value_bits);
@@ -81,10 +93,15 @@ pub(super) fn quantize_kernel<F: Float>(
     let mut channel = unit;
     while channel < head_dim {
         let mut range = Range::none();
-        for at in 0..BLOCK.comptime() {
-            let slot = slots[at];
-            if slot >= 0 {
-                range.add(f32::cast_from(source.keys[slot as usize * head_dim + channel]));
+        for piece in 0..comptime!(BLOCK / AHEAD) {
+            #[unroll]
+            for i in 0..AHEAD.comptime() {
+                let slot = slots[piece * AHEAD.comptime() + i];
+                // A read that does not wait for a branch can go ahead of others.
+                let x = source.keys[max(slot, 0) as usize * head_dim + channel];
+                if slot >= 0 {
+                    range.add(f32::cast_from(x));
+                }
             }
         }
         let scale = range.scale(key_bits);

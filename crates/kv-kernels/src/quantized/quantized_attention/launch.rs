@@ -13,10 +13,10 @@ use super::kernel_args::{Blueprint, PartsLaunch, QuantizedRangesLaunch};
 use super::{QuantizedStrategy, plain, tensor_core};
 use crate::backend::client::{elem_type, empty_like, grid, planes_of, processors};
 use crate::quantized::layout::BLOCK;
-use crate::quantized::pool::kernel::{QuantizedSlotsLaunch, QuantizedVectorsLaunch};
+use crate::quantized::pool::kernel::{QuantizedPairsLaunch, QuantizedSlotsLaunch};
 
-/// Cubes of a processor, about.
-const CUBES_EACH: usize = 4;
+/// Cubes of a processor, about: as many as fit on an H200's.
+const CUBES_EACH: usize = 8;
 
 /// Attends to the parts, and combines them.
 pub(super) fn run(args: QuantizedAttentionArgs<CubeBackend>) -> (CubeTensor, CubeTensor) {
@@ -25,8 +25,10 @@ pub(super) fn run(args: QuantizedAttentionArgs<CubeBackend>) -> (CubeTensor, Cub
     let (group, total_kv_heads) = (query_heads / kv_heads, batch * kv_heads);
     let client = args.query.client.clone();
     let fill = processors(&client) * CUBES_EACH / total_kv_heads.max(1);
-    // A part has a round's two blocks, at least.
-    let splits = fill.clamp(1, (args.longest / (2 * BLOCK)).max(1));
+    let matrix = args.strategy == QuantizedStrategy::TensorCore;
+    // A part has a block, or the two of a round of the portable kernel, at least.
+    let least = if matrix { BLOCK } else { plain::UNITS };
+    let splits = fill.clamp(1, (args.longest / least).max(1));
     let part = |width: usize| {
         let shape = Shape::from([total_kv_heads * splits * group, width]);
         empty_like(&args.query, shape, DType::F32)
@@ -55,7 +57,7 @@ pub(super) fn run(args: QuantizedAttentionArgs<CubeBackend>) -> (CubeTensor, Cub
     let cubes = grid(total_kv_heads * splits);
     // SAFETY: shapes were checked; ranges are the caller's, within the pool.
     unsafe {
-        if args.strategy == QuantizedStrategy::TensorCore {
+        if matrix {
             tensor_core::quantized_tiles_kernel::launch_unchecked(
                 &client,
                 cubes,
@@ -63,7 +65,7 @@ pub(super) fn run(args: QuantizedAttentionArgs<CubeBackend>) -> (CubeTensor, Cub
                 query.into_buffer_arg(),
                 args.scale,
                 ranges,
-                QuantizedVectorsLaunch::new(key_codes, key_scales, value_codes, value_scales),
+                QuantizedPairsLaunch::new(key_codes, key_scales, value_codes, value_scales),
                 parts,
                 blueprint,
                 dtype,

@@ -6,21 +6,22 @@ mod many;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::{Budget, LayerCache, Room, Selection, read_f32};
+use kv_core::{LayerCache, Selection, read_f32};
 use kv_kernels::GroupReduction;
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::policy::attention_scores::window_attention;
+use crate::policy::check::Check;
 use crate::policy::config::{Config, EVICTOR, config_around};
 use crate::policy::evictor::{evictor_of, evictor_part};
+use crate::policy::forward::forward;
 use crate::policy::generator::generator;
 use crate::policy::state_tensors::int_numbers;
 use crate::{
     Attended, Capabilities, Composition, Eviction, EvictionPolicy, LayerContext, Merge, Needs,
-    Observation, Plan, Policy, PolicyError, Reduction, Result, Scorer, Step, StepPlan,
-    StreamingLlm,
+    Observation, Policy, PolicyError, Reduction, Result, Scorer, Step, StepPlan, StreamingLlm,
 };
 
 const NAME: &str = "cam";
@@ -107,10 +108,7 @@ impl Cam {
     /// range.
     pub fn new(evictor: Arc<dyn Policy>, options: CamOptions) -> Result<Self> {
         let evictor = evictor_of(evictor, NAME)?;
-        if options.spread == 0 {
-            let reason = "`spread` is 0, expected at least 1".into();
-            return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
-        }
+        Check(NAME).positive("spread", options.spread)?;
         Ok(Self { evictor, options })
     }
 
@@ -174,7 +172,7 @@ impl Cam {
     }
 
     /// Each slot's attention after a step, `[S]`. Accumulated attention is written to its track.
-    fn observe(&self, cache: &mut LayerCache, attended: &Attended) -> Result<Tensor<1>> {
+    fn observe(&self, cache: &mut LayerCache, attended: &Attended<'_>) -> Result<Tensor<1>> {
         let (logits, log_sum_exp) = (attended.logits.clone(), attended.log_sum_exp.clone());
         if self.options.attention == CamAttention::Step {
             return Ok(cache.probabilities(logits, log_sum_exp, GroupReduction::Mean)?);
@@ -188,11 +186,7 @@ impl Cam {
     fn prompt_attention(&self, observation: &Observation<'_>) -> Result<Tensor<3>> {
         let kv_heads = observation.dims()[1];
         let attention = match self.options.attention {
-            CamAttention::Accumulated => {
-                let what = "column sums of attention";
-                let missing = PolicyError::MissingObservation { policy: NAME, what };
-                observation.column_sums.clone().ok_or(missing)?
-            }
+            CamAttention::Accumulated => observation.attention_sums(NAME)?,
             CamAttention::Step => {
                 let query = observation.last_queries(NAME, 1)?;
                 window_attention(&query, observation.keys).squeeze_dim(2)
@@ -226,16 +220,14 @@ fn draw(cache: &LayerCache, position: &Tensor<1, Int>) -> Result<Tensor<2>> {
 }
 
 impl Policy for Cam {
+    forward!(evictor: budget, select, room);
+
     fn name(&self) -> &'static str {
         NAME
     }
 
     fn config(&self) -> Value {
         config_around(NAME, &self.options, &*self.evictor)
-    }
-
-    fn budget(&self) -> Option<Budget> {
-        self.evictor.budget()
     }
 
     fn composition(&self) -> Composition<'_> {
@@ -248,10 +240,6 @@ impl Policy for Cam {
             CamAttention::Step => Needs { window: 1, ..Needs::default() },
         };
         self.evictor.needs().union(own)
-    }
-
-    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
-        self.evictor.select(observation)
     }
 
     fn init_cache(
@@ -267,10 +255,6 @@ impl Policy for Cam {
         self.init_cache_with(cache, observation, selection, |range, token| {
             kv_kernels::uniform(seeds[range], token as u32)
         })
-    }
-
-    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
-        self.evictor.room(observation, new_tokens)
     }
 
     fn restore(&self, cache: &mut LayerCache) -> Result<()> {
@@ -295,31 +279,19 @@ struct Spreading<'a> {
 }
 
 impl Merge for Cam {
-    fn merge(
-        &self,
-        layer: LayerContext,
-        cache: &mut LayerCache,
-        step: &Step,
-        attended: Attended,
-    ) -> Result<Option<Eviction>> {
-        Spreading { cam: self, uniforms: None }.merge(layer, cache, step, attended)
+    fn merge(&self, cache: &mut LayerCache, attended: Attended<'_>) -> Result<Option<Eviction>> {
+        Spreading { cam: self, uniforms: None }.merge(cache, attended)
     }
 }
 
 impl Merge for Spreading<'_> {
-    fn merge(
-        &self,
-        _layer: LayerContext,
-        cache: &mut LayerCache,
-        step: &Step,
-        attended: Attended,
-    ) -> Result<Option<Eviction>> {
+    fn merge(&self, cache: &mut LayerCache, attended: Attended<'_>) -> Result<Option<Eviction>> {
         let attention = self.cam.observe(cache, &attended)?;
         Ok(match attended.due {
             Some(Eviction::One { victims, limits }) => {
                 let uniforms = match &self.uniforms {
                     Some(uniforms) => uniforms.clone(),
-                    None => draw(cache, &step.position)?,
+                    None => draw(cache, &attended.step.position)?,
                 };
                 self.cam.spread_victims(cache, &victims, &limits, &attention, uniforms)?;
                 Some(Eviction::One { victims, limits })

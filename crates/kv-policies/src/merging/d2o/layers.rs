@@ -4,7 +4,7 @@ use burn::tensor::{DType, Tensor};
 use kv_core::{Budget, CacheOptions, LayerCache, apportion, read_f32};
 
 use super::{D2o, NAME};
-use crate::{Observation, OwnedObservation, Policy, PolicyError, Result};
+use crate::{Observation, OwnedObservation, Policy, Result};
 
 /// The least share of its prompt that a layer keeps, as in the authors' code.
 const LEAST: f64 = 0.01;
@@ -43,11 +43,7 @@ impl D2o {
     /// Slots per head of each layer, for prompts of `tokens`: in proportion to `softmax(−f)` of the
     /// variations `f`, together as many slots as under equal budgets.
     fn layer_budgets(&self, variations: &[f64], tokens: usize) -> Vec<usize> {
-        let budget = self.evictor.budget().unwrap_or(Budget::Ratio(1.0));
-        let base = match budget {
-            Budget::Tokens(count) => count,
-            Budget::Ratio(_) => budget.resolve(tokens),
-        };
+        let base = self.evictor.budget().unwrap_or(Budget::Ratio(1.0)).behind(tokens);
         let layers = variations.len();
         // Variations are below 1: nothing overflows.
         let weights: Vec<f64> = variations.iter().map(|f| (-f).exp()).collect();
@@ -71,9 +67,7 @@ impl D2o {
 /// The variation of a layer's attention over tokens, one number a sequence, `[B]`: the mean over
 /// query heads of the variance of the prompt's column sums, scaled to 0 to 1 in each head.
 fn variation(observation: &Observation<'_>) -> Result<Vec<f32>> {
-    let what = "column sums of attention";
-    let missing = PolicyError::MissingObservation { policy: NAME, what };
-    let sums = observation.column_sums.clone().ok_or(missing)?.cast(DType::F32);
+    let sums = observation.attention_sums(NAME)?.cast(DType::F32);
     let (least, most) = (sums.clone().min_dim(2), sums.clone().max_dim(2));
     let range: Tensor<3> = (most - least.clone()).clamp_min(f32::MIN_POSITIVE);
     let normalised = (sums - least) / range;

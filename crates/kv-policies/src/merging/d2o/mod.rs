@@ -6,18 +6,20 @@ mod layers;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
-use kv_core::{Budget, CacheOptions, LayerCache, Room, Selection};
+use kv_core::{CacheOptions, LayerCache, Selection};
 use kv_kernels::{KeyRule, MergeOptions, NO_SLOT, Nearest};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::merging::merge_groups::Groups;
+use crate::policy::check::Check;
 use crate::policy::config::{Config, EVICTOR, config_around};
 use crate::policy::evictor::{evictor_of, evictor_part};
+use crate::policy::forward::forward;
 use crate::policy::sentinels::NO_THRESHOLD;
 use crate::{
     Attended, Capabilities, Composition, Eviction, EvictionPolicy, H2o, LayerContext, Merge, Needs,
-    Observation, OwnedObservation, Plan, Policy, PolicyError, Result, Scorer, Step, StepPlan,
+    Observation, OwnedObservation, Policy, Result, Scorer, StepPlan,
 };
 
 const NAME: &str = "d2o";
@@ -67,15 +69,11 @@ impl Default for D2oOptions {
 
 impl D2o {
     /// # Errors
-    /// [`PolicyError::InvalidConfig`] for policies that do not evict by scores, and options out of
-    /// range.
+    /// [`crate::PolicyError::InvalidConfig`] for policies that do not evict by scores, and options
+    /// out of range.
     pub fn new(evictor: Arc<dyn Policy>, options: D2oOptions) -> Result<Self> {
-        let invalid = |reason| PolicyError::InvalidConfig { policy: NAME.into(), reason };
         let evictor = evictor_of(evictor, NAME)?;
-        if !(0.0..=1.0).contains(&options.momentum) {
-            let momentum = options.momentum;
-            return Err(invalid(format!("`momentum` is {momentum}, expected 0 to 1")));
-        }
+        Check(NAME).share("momentum", options.momentum)?;
         Ok(Self { evictor, options })
     }
 
@@ -173,16 +171,14 @@ impl D2o {
 }
 
 impl Policy for D2o {
+    forward!(evictor: budget, select, room);
+
     fn name(&self) -> &'static str {
         NAME
     }
 
     fn config(&self) -> Value {
         config_around(NAME, &self.options, &*self.evictor)
-    }
-
-    fn budget(&self) -> Option<Budget> {
-        self.evictor.budget()
     }
 
     fn composition(&self) -> Composition<'_> {
@@ -194,10 +190,6 @@ impl Policy for D2o {
         self.evictor.needs().union(own)
     }
 
-    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
-        self.evictor.select(observation)
-    }
-
     fn init_cache(
         &self,
         cache: &mut LayerCache,
@@ -206,10 +198,6 @@ impl Policy for D2o {
     ) -> Result<()> {
         self.evictor.init_cache(cache, observation, selection)?;
         self.merge_prompt(cache, observation, selection)
-    }
-
-    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
-        self.evictor.room(observation, new_tokens)
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -239,13 +227,7 @@ impl Policy for D2o {
 }
 
 impl Merge for D2o {
-    fn merge(
-        &self,
-        _layer: LayerContext,
-        cache: &mut LayerCache,
-        _step: &Step,
-        attended: Attended,
-    ) -> Result<Option<Eviction>> {
+    fn merge(&self, cache: &mut LayerCache, attended: Attended<'_>) -> Result<Option<Eviction>> {
         // Many victims at once are dropped unmerged: the paper merges one at every step.
         if let Some(Eviction::One { victims, limits }) = &attended.due {
             self.merge_victims(cache, victims, limits)?;

@@ -63,7 +63,7 @@ impl KeepKv {
     pub(super) fn estimated_perturbation(
         &self,
         cache: &LayerCache,
-        attended: &Attended,
+        attended: &Attended<'_>,
     ) -> Result<f64> {
         let Some(merged_for) = cache.track(MERGED_FOR) else { return Ok(0.0) };
         let (logits, total) = (attended.logits.clone(), attended.log_sum_exp.clone());

@@ -13,21 +13,23 @@ mod window;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use kv_core::{Budget, LayerCache, Room, Selection};
-use kv_kernels::{DecodeAttentionOptions, KeyRule, MergeOptions, StepScores};
+use kv_core::{LayerCache, Selection};
+use kv_kernels::{DecodeAttentionOptions, MergeOptions, StepScores};
 use serde_json::Value;
 
-use crate::policy::config::{Config, EVICTOR, config_around};
+use crate::policy::check::Check;
+use crate::policy::config::{Config, EVICTOR, config_around, invalid};
 use crate::policy::evictor::{evictor_of, evictor_part};
+use crate::policy::forward::forward;
 use crate::{
     Attended, Capabilities, Composition, Eviction, EvictionPolicy, LayerContext, Merge, Needs,
-    Observation, Plan, Policy, PolicyError, RecentAttention, Result, Scorer, Step, StepPlan,
+    Observation, Plan, Policy, RecentAttention, Result, Scorer, StepPlan,
 };
 
 pub use archive::{Archive, Transfers};
 
 pub use bound::perturbation_bound;
-pub use options::{KeepKvOptions, Key, Order};
+pub use options::{KeepKvOptions, Order};
 pub use scores::Predictor;
 pub use votes::{VOTES, VOTES_HIGH, read_votes};
 
@@ -52,57 +54,39 @@ impl KeepKv {
     pub const NAME: &'static str = NAME;
 
     /// # Errors
-    /// [`PolicyError::InvalidConfig`] for policies that do not evict by scores, and options out of
-    /// range.
+    /// [`crate::PolicyError::InvalidConfig`] for policies that do not evict by scores, and options
+    /// out of range.
     pub fn new(evictor: Arc<dyn Policy>, options: KeepKvOptions) -> Result<Self> {
-        let invalid = |reason| PolicyError::InvalidConfig { policy: NAME.into(), reason };
         let evictor = evictor_of(evictor, NAME)?;
         let KeepKvOptions { threshold, guard, alpha, window, epsilon, .. } = options;
-        if !(-1.0..=1.0).contains(&threshold) {
-            return Err(invalid(format!("`threshold` is {threshold}, expected -1 to 1")));
-        }
-        if !(guard == 0.0 || guard >= 1.0) {
-            return Err(invalid(format!("`guard` is {guard}, expected 0 or at least 1")));
-        }
-        if !(alpha > 0.0 && alpha < 1.0) {
-            return Err(invalid(format!("`alpha` is {alpha}, expected between 0 and 1")));
-        }
-        if !(epsilon >= 0.0 && epsilon.is_finite()) {
-            return Err(invalid(format!("`epsilon` is {epsilon}, expected a number from 0 on")));
-        }
+        let check = Check(NAME);
+        check.that("threshold", threshold, (-1.0..=1.0).contains(&threshold), "-1 to 1")?;
+        check.that("guard", guard, guard == 0.0 || guard >= 1.0, "0 or at least 1")?;
+        check.that("alpha", alpha, alpha > 0.0 && alpha < 1.0, "between 0 and 1")?;
+        let from_0_on = |number: f64| number >= 0.0 && number.is_finite();
+        check.that("epsilon", epsilon, from_0_on(epsilon), "a number from 0 on")?;
         if options.absolute_step && options.predictor != Predictor::Ema {
-            return Err(invalid("`absolute_step` is of the predictor `ema`".into()));
+            return Err(invalid(NAME, "`absolute_step` is of the predictor `ema`".into()));
         }
         let above = options.rebuild_above;
-        if !(above >= 0.0 && above.is_finite()) {
-            return Err(invalid(format!(
-                "`rebuild_above` is {above}, expected a number from 0 on"
-            )));
-        }
+        check.that("rebuild_above", above, from_0_on(above), "a number from 0 on")?;
         let followed = evictor.capabilities().changes_decode && !evictor.needs().raw_queries;
         if (options.period > 0 || above > 0.0) && !followed {
             let name = evictor.name();
-            return Err(invalid(format!(
+            let reason = format!(
                 "`evictor` is `{name}`: `period` and `rebuild_above` need one that evicts during \
                  decode, without queries before RoPE"
-            )));
+            );
+            return Err(invalid(NAME, reason));
         }
-        if window == 0 {
-            return Err(invalid("`window` is 0, expected at least 1".into()));
-        }
+        check.positive("window", window)?;
         Ok(Self { evictor, options })
     }
 
     /// How keys are merged.
     fn merging(&self, queries: Option<Tensor<2>>) -> MergeOptions {
-        let rule = match self.options.key {
-            Key::Paper => KeyRule::Paper,
-            Key::Additive => KeyRule::Additive,
-            Key::Votes => KeyRule::Votes,
-            Key::Mean => KeyRule::Mean,
-        };
         let guard = if self.options.guard == 0.0 { f32::INFINITY } else { self.options.guard };
-        MergeOptions { rule, guard, scale: None, queries }
+        MergeOptions { rule: self.options.key, guard, scale: None, queries }
     }
 
     /// The policy from its configuration, around the evictor that it names or the paper's.
@@ -113,16 +97,14 @@ impl KeepKv {
 }
 
 impl Policy for KeepKv {
+    forward!(evictor: budget, room);
+
     fn name(&self) -> &'static str {
         NAME
     }
 
     fn config(&self) -> Value {
         config_around(NAME, &self.options, &*self.evictor)
-    }
-
-    fn budget(&self) -> Option<Budget> {
-        self.evictor.budget()
     }
 
     fn composition(&self) -> Composition<'_> {
@@ -154,10 +136,6 @@ impl Policy for KeepKv {
         if self.rebuilds() { self.archive(cache, observation) } else { Ok(()) }
     }
 
-    fn room(&self, observation: &Observation<'_>, new_tokens: usize) -> Result<Room> {
-        self.evictor.room(observation, new_tokens)
-    }
-
     fn capabilities(&self) -> Capabilities {
         Capabilities { changes_decode: true, ..Capabilities::default() }
     }
@@ -181,13 +159,8 @@ impl Policy for KeepKv {
 }
 
 impl Merge for KeepKv {
-    fn merge(
-        &self,
-        layer: LayerContext,
-        cache: &mut LayerCache,
-        step: &Step,
-        attended: Attended,
-    ) -> Result<Option<Eviction>> {
+    fn merge(&self, cache: &mut LayerCache, attended: Attended<'_>) -> Result<Option<Eviction>> {
+        let Attended { layer, step, .. } = attended;
         let scores = self.taken_by_merges(&attended);
         if scores.is_none() {
             self.observe(cache, &attended)?;
@@ -215,7 +188,7 @@ impl KeepKv {
 
     /// A step's scores, if the kernel that merges also adds them to the averages: it does for
     /// single victims, unless a rebuild needs the averages before.
-    fn taken_by_merges(&self, attended: &Attended) -> Option<StepScores> {
+    fn taken_by_merges(&self, attended: &Attended<'_>) -> Option<StepScores> {
         let single = matches!(attended.due, Some(Eviction::One { .. }));
         let taken = single && !self.merges_on_host() && !self.rebuilds();
         taken.then(|| self.step_scores(attended))
@@ -226,7 +199,7 @@ impl KeepKv {
     fn merge_due(
         &self,
         cache: &mut LayerCache,
-        attended: Attended,
+        attended: Attended<'_>,
         scores: Option<StepScores>,
     ) -> Result<Option<Eviction>> {
         let before = self.weights_before(cache);

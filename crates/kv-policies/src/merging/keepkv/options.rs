@@ -1,9 +1,10 @@
 //! KeepKV's parameters.
 
-use kv_kernels::GUARD;
+use kv_kernels::{GUARD, KeyRule};
 use serde::{Deserialize, Serialize};
 
 use super::Predictor;
+use crate::policy::spelling;
 
 /// KeepKV's own options.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -11,8 +12,9 @@ use super::Predictor;
 pub struct KeepKvOptions {
     /// Cosine that a victim's key must exceed (section 4.1: 0.8).
     pub threshold: f32,
-    /// The rule for merged keys.
-    pub key: Key,
+    /// The rule for merged keys; the authors' code takes the mean.
+    #[serde(with = "spelling::Key")]
+    pub key: KeyRule,
     /// The paper's factor is used only between `1 / guard` and `guard`; 0 for no such guard.
     pub guard: f32,
     /// How future scores are predicted.
@@ -47,21 +49,6 @@ pub struct KeepKvOptions {
     pub rebuild_above: f64,
 }
 
-/// What becomes of merged keys; see [`kv_kernels::KeyRule`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Key {
-    /// The paper's factor, and the additive rule where the guard trips.
-    #[default]
-    Paper,
-    /// The key is moved along the query.
-    Additive,
-    /// The mean, and a weight that keeps the attention's score.
-    Votes,
-    /// The mean, as the authors' code has it.
-    Mean,
-}
-
 /// When a prompt's tokens are merged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -78,7 +65,7 @@ impl Default for KeepKvOptions {
     fn default() -> Self {
         Self {
             threshold: 0.8,
-            key: Key::default(),
+            key: KeyRule::Paper,
             guard: GUARD,
             predictor: Predictor::default(),
             alpha: 0.9,

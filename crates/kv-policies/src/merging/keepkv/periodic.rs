@@ -7,6 +7,7 @@ use super::archive::{Archive, Complete};
 use super::{KeepKv, NAME};
 use crate::keep_top::rescore::remember;
 use crate::policy::attention_scores::{last_queries, window_attention};
+use crate::policy::config::invalid;
 use crate::{LayerContext, Observation, PolicyError, Result, Step};
 
 /// State of the last queries, as many as the window has, `[B, Hq, W * D]`.
@@ -151,14 +152,7 @@ impl KeepKv {
             .during_decode();
         let selection = self.select_within(&observation, limits)?;
         let options = cache.options().clone();
-        let mut fresh = LayerCache::from_prefill(
-            &run.keys,
-            &run.values,
-            &run.positions,
-            &selection,
-            Room::Extra(0),
-            options,
-        )?;
+        let mut fresh = observation.cache(&selection, Room::Extra(0), options)?;
         self.evictor.init_cache(&mut fresh, &observation, &selection)?;
         self.merge_prompt(&mut fresh, &observation, &selection)?;
         Ok(fresh)
@@ -182,15 +176,14 @@ impl KeepKv {
         };
         let lengths = selection.lengths().iter();
         match lengths.zip(limits).find(|(length, limit)| length > limit) {
-            Some((length, limit)) => Err(PolicyError::InvalidConfig {
-                policy: NAME.into(),
-                reason: format!(
-                    "rebuilt of {}, a head would hold {} of {limit}: expected heads that choose \
-                     for themselves",
-                    counted(tokens, "token"),
-                    counted(*length, "slot")
-                ),
-            }),
+            Some((length, limit)) => {
+                let (tokens, slots) = (counted(tokens, "token"), counted(*length, "slot"));
+                let reason = format!(
+                    "rebuilt of {tokens}, a head would hold {slots} of {limit}: expected heads \
+                     that choose for themselves"
+                );
+                Err(invalid(NAME, reason))
+            }
             None => Ok(selection),
         }
     }

@@ -91,7 +91,7 @@ impl KeepKv {
     }
 
     /// Adds a step's scores to the averages.
-    pub(super) fn observe(&self, cache: &mut LayerCache, attended: &Attended) -> Result<()> {
+    pub(super) fn observe(&self, cache: &mut LayerCache, attended: &Attended<'_>) -> Result<()> {
         if self.options.predictor == Predictor::Window {
             return self.observe_window(cache, &attended.logits);
         }
@@ -103,7 +103,7 @@ impl KeepKv {
     }
 
     /// The scores of a step, as averages take them.
-    pub(super) fn step_scores(&self, attended: &Attended) -> StepScores {
+    pub(super) fn step_scores(&self, attended: &Attended<'_>) -> StepScores {
         let [new, old] = self.weights().map(|weight| weight as f32);
         StepScores { logits: attended.logits.clone(), weights: AverageWeights { new, old } }
     }

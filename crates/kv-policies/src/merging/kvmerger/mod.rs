@@ -10,7 +10,8 @@ use kv_core::{Budget, CacheOptions, LayerCache, Room, Selection, read_f32};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::policy::config::{Config, config_of};
+use crate::policy::check::Check;
+use crate::policy::config::{Config, config_of, invalid};
 use crate::{
     Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Reduction, Result,
     StepAttention, StepPlan, StepUpdate,
@@ -37,47 +38,17 @@ pub struct KvMerger {
     /// Slots per key-value head, protected ones included.
     pub budget: Budget,
     /// Cosine that neighbours must exceed: the least `ε`.
-    #[serde(default = "default_threshold")]
     pub threshold: f32,
     /// Share of the budget for the last tokens.
-    #[serde(default = "default_recent_share")]
     pub recent_share: f64,
     /// Share of the budget for the tokens of most attention among the others.
-    #[serde(default = "default_heavy_share")]
     pub heavy_share: f64,
     /// Whether a set's value is multiplied by the number of its slots.
-    #[serde(default)]
     pub set_size: bool,
     /// Decode steps between merges; the cache holds up to `interval` slots more in between.
-    #[serde(default = "default_interval")]
     pub interval: usize,
     /// Whether decoded tokens are merged too; without, they accumulate.
-    #[serde(default = "default_decode")]
     pub decode: bool,
-}
-
-/// The paper's `ε`.
-fn default_threshold() -> f32 {
-    0.75
-}
-
-/// Ours.
-fn default_recent_share() -> f64 {
-    0.25
-}
-
-/// Ours.
-fn default_heavy_share() -> f64 {
-    0.25
-}
-
-/// Ours.
-fn default_interval() -> usize {
-    64
-}
-
-fn default_decode() -> bool {
-    true
 }
 
 impl KvMerger {
@@ -85,51 +56,35 @@ impl KvMerger {
     pub fn new(budget: Budget) -> Self {
         Self {
             budget,
-            threshold: default_threshold(),
-            recent_share: default_recent_share(),
-            heavy_share: default_heavy_share(),
+            threshold: 0.75,
+            // Ours, as the interval.
+            recent_share: 0.25,
+            heavy_share: 0.25,
             set_size: false,
-            interval: default_interval(),
-            decode: default_decode(),
+            interval: 64,
+            decode: true,
         }
     }
 
     pub(crate) fn validate(&self) -> Result<()> {
-        let invalid = |reason| Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
         let Self { threshold, recent_share, heavy_share, interval, .. } = *self;
         self.budget.validate()?;
-        if !(-1.0..=1.0).contains(&threshold) {
-            return invalid(format!("`threshold` is {threshold}, expected -1 to 1"));
-        }
-        for (name, share) in [("recent_share", recent_share), ("heavy_share", heavy_share)] {
-            if !(0.0..=1.0).contains(&share) {
-                return invalid(format!("`{name}` is {share}, expected 0 to 1"));
-            }
-        }
+        let check = Check(NAME);
+        check.that("threshold", threshold, (-1.0..=1.0).contains(&threshold), "-1 to 1")?;
+        check.share("recent_share", recent_share)?;
+        check.share("heavy_share", heavy_share)?;
         if recent_share + heavy_share > 1.0 {
-            return invalid(format!(
+            let reason = format!(
                 "`recent_share` {recent_share} and `heavy_share` {heavy_share} exceed 1 together"
-            ));
+            );
+            return Err(invalid(NAME, reason));
         }
-        if interval == 0 {
-            return invalid("`interval` is 0, expected at least 1".into());
-        }
-        Ok(())
-    }
-
-    /// Slots that a head may hold during decode: token budgets fill up even after short prompts.
-    fn limit(&self, tokens: usize) -> usize {
-        match self.budget {
-            Budget::Tokens(count) => count,
-            Budget::Ratio(_) => self.budget.resolve(tokens),
-        }
+        check.positive("interval", interval)
     }
 
     /// The attention that each token of a prompt has had, `[B * Hkv * T]`.
     fn prompt_attention(observation: &Observation<'_>) -> Result<Vec<f32>> {
-        let what = "column sums of attention";
-        let missing = PolicyError::MissingObservation { policy: NAME, what };
-        let sums = observation.column_sums.clone().ok_or(missing)?;
+        let sums = observation.attention_sums(NAME)?;
         Ok(read_f32("attention", Reduction::Mean.groups(sums, observation.dims()[1]))?)
     }
 
@@ -143,7 +98,7 @@ impl KvMerger {
 
     /// The policy from its configuration.
     pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
-        let policy: Self = config.take_all(NAME)?;
+        let policy = config.take_budgeted(NAME, Self::new)?;
         policy.validate()?;
         Ok(Arc::new(policy))
     }
@@ -191,14 +146,8 @@ impl Policy for KvMerger {
         let mut attention = Self::prompt_attention(observation)?;
         let sets = self.prompt_sets(observation, &attention)?;
         let selection = Selection::new(sets.kept())?;
-        let mut cache = LayerCache::from_prefill(
-            observation.keys,
-            observation.values,
-            observation.positions,
-            &selection,
-            self.room(observation, new_tokens)?,
-            options,
-        )?;
+        let room = self.room(observation, new_tokens)?;
+        let mut cache = observation.cache(&selection, room, options)?;
         let [batch, kv_heads, tokens, head_dim] = observation.dims();
         let rows = [batch * kv_heads * tokens, head_dim];
         let flat = |tensor: &Tensor<4>| tensor.clone().reshape(rows).cast(cache.options().dtype);
@@ -216,7 +165,7 @@ impl Policy for KvMerger {
         if !self.decode {
             return Ok(Room::Extra(new_tokens));
         }
-        let limit = self.limit(observation.tokens());
+        let limit = self.budget.behind(observation.tokens());
         Ok(Room::Limited { limit, over: self.interval, new_tokens })
     }
 
@@ -258,7 +207,7 @@ impl KvMerger {
         if !self.decode {
             return Ok(());
         }
-        let limit = self.limit(tokens);
+        let limit = self.budget.behind(tokens);
         cache.set_limits(selection.lengths().iter().map(|&kept| kept.max(limit)).collect())?;
         let device = &cache.options().device;
         let attention = Tensor::<1>::from_data(attention, (device, DType::F32));

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{PolicyError, Result};
+use crate::Result;
+use crate::policy::config::invalid;
 
 /// One gate for every layer and key-value head, from 0 (streams) to 1 (retrieves).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -19,9 +20,10 @@ impl Gates {
     /// The gates, read from their file, each from 0 to 1.
     ///
     /// # Errors
-    /// [`PolicyError::InvalidConfig`] for files that cannot be read and numbers that are no gates.
+    /// [`crate::PolicyError::InvalidConfig`] for files that cannot be read and numbers that are no
+    /// gates.
     pub(super) fn read(self, policy: &'static str) -> Result<Self> {
-        let invalid = |reason| PolicyError::InvalidConfig { policy: policy.into(), reason };
+        let invalid = |reason| invalid(policy, reason);
         let mut lists = match self {
             Self::Lists(lists) => lists,
             Self::File(path) => {

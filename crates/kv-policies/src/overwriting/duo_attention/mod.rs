@@ -9,13 +9,12 @@ use std::sync::Arc;
 use kv_core::{Budget, CacheOptions, LayerCache, Selection, counted};
 use serde::{Deserialize, Serialize};
 
-use crate::policy::config::{Config, config_of};
+use crate::policy::check::Check;
+use crate::policy::config::{Config, config_of, invalid};
 use crate::policy::state_tensors::{int_numbers, int_state};
 use crate::policy::write_slots::WriteSlots;
-use crate::reading::subset::tokens_of;
 use crate::{
-    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, StepPlan,
-    StepUpdate, TokenSlot,
+    Capabilities, LayerContext, Observation, Plan, Policy, Result, StepPlan, StepUpdate, TokenSlot,
 };
 
 pub use gates::Gates;
@@ -35,32 +34,15 @@ pub struct DuoAttention {
     /// The gates.
     pub alpha: Gates,
     /// Share of all heads that stream: the heads of the lowest gates.
-    #[serde(default = "default_sparsity")]
     pub sparsity: f64,
     /// First tokens that streaming heads keep.
-    #[serde(default = "default_sinks")]
     pub sinks: usize,
     /// Most recent tokens that streaming heads keep.
-    #[serde(default = "default_recents")]
     pub recents: usize,
     /// Mean slots per head behind the prompt; as many heads stream as this mean needs, whatever
     /// `sparsity` is.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub budget: Option<Budget>,
-}
-
-fn default_sparsity() -> f64 {
-    0.5
-}
-
-/// As the authors deploy; they train with 128.
-fn default_sinks() -> usize {
-    64
-}
-
-/// As the authors deploy and train.
-fn default_recents() -> usize {
-    256
 }
 
 /// The tokens that heads keep of a prompt.
@@ -73,21 +55,21 @@ struct Split {
 }
 
 impl DuoAttention {
+    /// The window that the authors deploy (they train with 128 sinks), for half of the heads.
+    pub fn new(alpha: Gates) -> Self {
+        Self { alpha, sparsity: 0.5, sinks: 64, recents: 256, budget: None }
+    }
+
     /// The policy with its gates read from their file.
     ///
     /// # Errors
-    /// [`PolicyError::InvalidConfig`].
+    /// [`crate::PolicyError::InvalidConfig`].
     pub fn validated(self) -> Result<Self> {
-        let invalid = |reason| Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
         if let Some(budget) = self.budget {
             budget.validate()?;
         }
-        if !(0.0..=1.0).contains(&self.sparsity) {
-            return invalid(format!("`sparsity` is {}, expected 0 to 1", self.sparsity));
-        }
-        if self.recents == 0 {
-            return invalid("`recents` is 0, expected at least 1".into());
-        }
+        Check(NAME).share("sparsity", self.sparsity)?;
+        Check(NAME).positive("recents", self.recents)?;
         Ok(Self { alpha: self.alpha.read(NAME)?, ..self })
     }
 
@@ -98,7 +80,7 @@ impl DuoAttention {
             let streaming = (heads as f64 * self.sparsity).round() as usize;
             return Split { streaming, sinks, recents };
         };
-        let (budget, tokens) = (tokens_of(budget, observation), observation.tokens());
+        let (budget, tokens) = (budget.behind(observation.tokens()), observation.tokens());
         if budget >= tokens {
             return Split { streaming: 0, sinks, recents };
         }
@@ -123,13 +105,14 @@ impl DuoAttention {
                 counted(lists.len(), "layer"),
                 counted(own, "head")
             );
-            return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
+            return Err(invalid(NAME, reason));
         }
         Ok(self.alpha.lowest(split.streaming).swap_remove(index))
     }
 
     /// The policy from its configuration.
     pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
+        config.set_defaults_by("alpha", Self::new);
         let policy: Self = config.take_all(NAME)?;
         Ok(Arc::new(policy.validated()?))
     }
@@ -146,10 +129,6 @@ impl Policy for DuoAttention {
 
     fn budget(&self) -> Option<Budget> {
         self.budget
-    }
-
-    fn needs(&self) -> Needs {
-        Needs::default()
     }
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {

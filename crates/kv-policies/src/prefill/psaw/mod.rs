@@ -12,8 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::policy::config::{Config, config_of};
 use crate::prefill::depth_schedule::{check_schedule, idle, start_layer};
 use crate::{
-    Capabilities, LayerContext, Needs, Observation, Plan, Policy, Result, Step, StepPlan,
-    VisibleWindow,
+    Capabilities, LayerContext, Observation, Plan, Policy, Result, Step, StepPlan, VisibleWindow,
 };
 
 const NAME: &str = "psaw";
@@ -113,10 +112,6 @@ impl Policy for Psaw {
 
     fn warnings(&self, layers: usize) -> Vec<String> {
         idle("psaw's windows", self.start, layers)
-    }
-
-    fn needs(&self) -> Needs {
-        Needs::default()
     }
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {

@@ -9,10 +9,11 @@ use kv_core::{Budget, LayerAllocation, LayerCache, Room, Selection, read_f32, to
 use serde::{Deserialize, Serialize};
 
 use crate::policy::attention_scores::{LAST_WEIGHT, recent_attention};
+use crate::policy::check::Check;
 use crate::policy::config::{Config, config_of};
 use crate::{
-    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result,
-    StepAttention, StepPlan, StepUpdate,
+    Capabilities, LayerContext, Needs, Observation, Plan, Policy, Result, StepAttention, StepPlan,
+    StepUpdate,
 };
 
 /// PyramidInfer (Yang et al., 2024, section 4): hidden states are pruned between layers during
@@ -61,15 +62,10 @@ const LEAST: usize = 64;
 
 impl PyramidInfer {
     /// # Errors
-    /// [`PolicyError::InvalidConfig`] for ratios outside `[0, 1]`.
+    /// [`crate::PolicyError::InvalidConfig`] for ratios outside `[0, 1]`.
     pub fn validate(&self) -> Result<()> {
-        for (what, value) in [("gamma", self.gamma()), ("recent_ratio", self.recent_ratio)] {
-            if !(0.0..=1.0).contains(&value) {
-                let reason = format!("`{what}` is {value}, expected 0 to 1");
-                return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
-            }
-        }
-        Ok(())
+        Check(NAME).share("gamma", self.gamma())?;
+        Check(NAME).share("recent_ratio", self.recent_ratio)
     }
 
     fn gamma(&self) -> f64 {

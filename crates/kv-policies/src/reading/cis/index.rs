@@ -1,7 +1,5 @@
 //! The index sets of a cache, and steps that attend to them.
 
-use std::collections::BTreeMap;
-
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::{
     AttentionOutput, CisSelectOptions, DecodeAttentionOptions, IndexSets, SlotRanges, SlotView,
@@ -169,16 +167,12 @@ impl PolicyState for CisIndex {
     }
 
     fn to_host(&self) -> Result<Option<HostState>> {
-        let _work = kv_kernels::device_work();
-        let failed = |error: String| Error::Read { what: "index sets", reason: error };
         let (table, vectors) = self.0.tensors();
         let header: Header = (vectors.dims(), table.dims()[1]);
-        let header = serde_json::to_value(header).map_err(|error| failed(error.to_string()))?;
-        let table = table.clone().try_into_data().map_err(|error| failed(error.to_string()))?;
-        let vectors = vectors.clone().try_into_data().map_err(|error| failed(error.to_string()))?;
-        let tensors =
-            BTreeMap::from([("table".to_string(), table), ("vectors".to_string(), vectors)]);
-        Ok(Some(HostState::Saved(SavedState::of::<Self>(header, tensors))))
+        let saved = HostState::saved(self, "index sets", header, || {
+            [("table", table.clone().try_into_data()), ("vectors", vectors.clone().try_into_data())]
+        });
+        saved.map(Some)
     }
 
     fn bytes(&self, _cache: &LayerCache) -> StateBytes {

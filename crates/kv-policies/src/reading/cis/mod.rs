@@ -2,26 +2,21 @@
 
 mod index;
 mod options;
-mod reads;
 mod star;
 
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use kv_core::{Budget, LayerCache, Selection};
-use kv_kernels::{IndexSets, SetRule, Share};
+use kv_kernels::{IndexSets, ScoreReduction, SetRule, Share};
 
 pub use index::CisIndex;
 
-use crate::policy::config::{Config, config_of};
+use crate::policy::config::{Config, config_of, invalid};
 use crate::{
-    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Reads, Result, Step,
-    StepPlan,
+    Capabilities, LayerContext, Observation, Plan, Policy, PolicyError, Result, Step, StepPlan,
 };
-pub use options::{
-    CisOptions, Compared, GroupScore, GroupSimilarity, Neighbours, SetsOf, Similarity,
-};
-use reads::attended_by_sets;
+pub use options::{CisOptions, SetsOf, Similarity};
 
 const NAME: &str = "cis";
 
@@ -57,7 +52,7 @@ impl Cis {
                 "`target` is {target}, expected none, as sets are brought to the budget's size; \
                  `cis` has targets"
             );
-            return Err(PolicyError::InvalidConfig { policy: name.into(), reason });
+            return Err(invalid(name, reason));
         }
         Ok(Self { name, options, star })
     }
@@ -69,7 +64,7 @@ impl Cis {
 
     /// The policy from its configuration.
     pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
-        Ok(Arc::new(Self::new(config.take_all(NAME)?)?))
+        Ok(Arc::new(Self::new(config.take_budgeted(NAME, CisOptions::new)?)?))
     }
 }
 
@@ -86,14 +81,9 @@ impl Policy for Cis {
         Some(self.options.budget)
     }
 
-    fn needs(&self) -> Needs {
-        Needs::default()
-    }
-
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
-        let [batch, kv_heads, tokens, _] = observation.dims();
-        self.options.parts(self.name, self.options.tokens(tokens))?;
-        Ok(Selection::all(batch * kv_heads, tokens).into())
+        self.options.parts(self.name, self.options.budget.behind(observation.tokens()))?;
+        Ok(Plan::whole(observation))
     }
 
     fn init_cache(
@@ -102,7 +92,7 @@ impl Policy for Cis {
         observation: &Observation<'_>,
         _selection: &Selection,
     ) -> Result<()> {
-        let budget = self.options.tokens(observation.tokens());
+        let budget = self.options.budget.behind(observation.tokens());
         Ok(cache.set_limits(vec![budget; cache.layout().head_ranges()])?)
     }
 
@@ -111,34 +101,20 @@ impl Policy for Cis {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let compares_hidden = self.options.similarity == Similarity::Hidden;
-        Capabilities { changes_decode: true, compares_hidden, ..Capabilities::default() }
-    }
-
-    fn target(&self) -> Option<f32> {
-        self.options.target
-    }
-
-    fn block_of_sums(&self) -> Option<usize> {
-        let CisOptions { group_score, target, block, .. } = self.options;
-        let sums = group_score == GroupScore::Sum && target.is_none() && !self.star;
-        sums.then_some(block)
+        let CisOptions { similarity, group_score, target, block, .. } = self.options;
+        let compares_hidden = similarity == Similarity::Hidden;
+        let sums = group_score == ScoreReduction::Sum && target.is_none() && !self.star;
+        Capabilities {
+            changes_decode: true,
+            compares_hidden,
+            target,
+            block_of_sums: sums.then_some(block),
+            ..Capabilities::default()
+        }
     }
 
     fn plan(&self, _layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
         Ok(self.plan_within(Share::default(), cache))
-    }
-
-    fn read_stats(&self, cache: &LayerCache) -> Result<Option<Reads>> {
-        Reads::of_sets(cache)
-    }
-
-    fn last_attended(
-        &self,
-        _layer: LayerContext,
-        cache: &LayerCache,
-    ) -> Result<Option<Vec<Vec<usize>>>> {
-        attended_by_sets(cache)
     }
 }
 
@@ -166,16 +142,15 @@ impl Cis {
         step: &Step,
     ) -> Result<Tensor<3>> {
         let options = &self.options;
-        let vectors = vectors(self.name, options, cache, step, &query)?;
+        let vectors = self.vectors(cache, step, &query)?;
         let capacity = cache.layout().most_capacity();
         match cache.policy_state::<CisIndex>().map(CisIndex::sets) {
             None => {
-                let sets = index_sets(self.name, options, self.star, cache, &vectors)?;
-                CisIndex(sets).put_into(cache)?;
+                CisIndex(self.index_sets(cache, &vectors)?).put_into(cache)?;
             }
             // The cache has grown since these sets were made.
             Some(sets) if sets.width() < capacity => {
-                let width = options.width(widest(self.name, options, self.star, cache)?, capacity);
+                let width = options.width(self.widest(cache)?, capacity);
                 if sets.width() < width {
                     CisIndex(sets.clone().widened(width)).put_into(cache)?;
                 }
@@ -189,84 +164,71 @@ impl Cis {
             CisIndex::attend(cache, query, vectors, newest, retrieval, measures)?;
         if let Some((read, all)) = attention.log_sum_exp.zip(all) {
             let width = cache.policy_state::<CisIndex>().map_or(1, |index| index.sets().width());
-            let most = widest(self.name, options, self.star, cache)?;
-            if let Some(steering) = options.steering(options.most(most, capacity).min(width)) {
+            let most = options.most(self.widest(cache)?, capacity).min(width);
+            if let Some(steering) = options.steering(most) {
                 CisIndex::steer(cache, read, all, steering)?;
             }
         }
         Ok(attention.output)
     }
-}
 
-/// The vectors that steps are compared by, `[ranges, parts, length]`.
-fn vectors(
-    policy: &'static str,
-    options: &CisOptions,
-    cache: &LayerCache,
-    step: &Step,
-    query: &Tensor<3>,
-) -> Result<Tensor<3>> {
-    let [batch, heads, head_dim] = query.dims();
-    let kv_heads = cache.layout().kv_heads();
-    let own = match options.sets {
-        SetsOf::KvHeads => kv_heads,
-        SetsOf::QueryHeads => heads,
-    };
-    let by_range = |queries: Tensor<3>| queries.reshape([batch * own, heads / own, head_dim]);
-    // A vector of each key-value head, or of each row, to each range.
-    let spread = |vectors: Tensor<2>, count: usize| {
-        let length = vectors.dims()[1];
-        let each = vectors.reshape([batch * count, 1, length]);
-        each.expand([batch * count, own / count, length]).reshape([batch * own, 1, length])
-    };
-    Ok(match options.similarity {
-        // Blocks of one step share nothing, and need no comparison.
-        Similarity::Query => by_range(query.clone()),
-        Similarity::RawQuery => by_range(step.raw_query()?),
-        Similarity::Key => {
-            let [keys, _] = cache.newest();
-            spread(keys.reshape([batch * kv_heads, head_dim]), kv_heads)
-        }
-        Similarity::Hidden => {
-            let missing = PolicyError::MissingObservation { policy, what: "hidden states" };
-            spread(step.input.as_ref().ok_or(missing)?.normed()?, 1)
-        }
-    })
-}
+    /// The vectors that steps are compared by, `[ranges, parts, length]`.
+    fn vectors(&self, cache: &LayerCache, step: &Step, query: &Tensor<3>) -> Result<Tensor<3>> {
+        let [batch, heads, head_dim] = query.dims();
+        let kv_heads = cache.layout().kv_heads();
+        let own = match self.options.sets {
+            SetsOf::KvHeads => kv_heads,
+            SetsOf::QueryHeads => heads,
+        };
+        let by_range = |queries: Tensor<3>| queries.reshape([batch * own, heads / own, head_dim]);
+        // A vector of each key-value head, or of each row, to each range.
+        let spread = |vectors: Tensor<2>, count: usize| {
+            let length = vectors.dims()[1];
+            let each = vectors.reshape([batch * count, 1, length]);
+            each.expand([batch * count, own / count, length]).reshape([batch * own, 1, length])
+        };
+        Ok(match self.options.similarity {
+            // Blocks of one step share nothing, and need no comparison.
+            Similarity::Query => by_range(query.clone()),
+            Similarity::RawQuery => by_range(step.raw_query()?),
+            Similarity::Key => {
+                let [keys, _] = cache.newest();
+                spread(keys.reshape([batch * kv_heads, head_dim]), kv_heads)
+            }
+            Similarity::Hidden => {
+                let missing = self.missing("hidden states");
+                spread(step.input.as_ref().ok_or(missing)?.normed()?, 1)
+            }
+        })
+    }
 
-/// The rule of the heads of the largest budget.
-fn widest(
-    policy: &'static str,
-    options: &CisOptions,
-    star: bool,
-    cache: &LayerCache,
-) -> Result<SetRule> {
-    let missing =
-        PolicyError::MissingObservation { policy, what: "a cache that this policy filled" };
-    let limit = cache.limits().ok_or(missing)?.iter().max().copied().unwrap_or(1);
-    Ok(options.rule(options.parts(policy, limit)?, star))
-}
+    /// The rule of a head with a budget in tokens.
+    fn rule(&self, budget: usize) -> Result<SetRule> {
+        Ok(self.options.rule(self.options.parts(self.name, budget)?, self.star))
+    }
 
-/// Index sets for every range of a cache, by the heads' own budgets.
-fn index_sets(
-    policy: &'static str,
-    options: &CisOptions,
-    star: bool,
-    cache: &LayerCache,
-    vectors: &Tensor<3>,
-) -> Result<IndexSets> {
-    let [ranges, parts, length] = vectors.dims();
-    let total_kv_heads = cache.layout().head_ranges();
-    let missing =
-        PolicyError::MissingObservation { policy, what: "a cache that this policy filled" };
-    let limits = cache.limits().ok_or(missing)?;
-    let rules = (0..ranges).map(|range| {
-        let budget = limits[range / (ranges / total_kv_heads)];
-        Ok(options.rule(options.parts(policy, budget)?, star))
-    });
-    let rules = rules.collect::<Result<Vec<_>>>()?;
-    let width =
-        options.width(widest(policy, options, star, cache)?, cache.layout().most_capacity());
-    let device = &cache.options().device;
-    Ok(IndexSets::new(&rules, options.block, width, parts, length, device))
+    /// The budgets of heads.
+    fn budgets<'a>(&self, cache: &'a LayerCache) -> Result<&'a [usize]> {
+        cache.limits().ok_or_else(|| self.missing("a cache that this policy filled"))
+    }
+
+    /// The rule of the heads of the largest budget.
+    fn widest(&self, cache: &LayerCache) -> Result<SetRule> {
+        self.rule(self.budgets(cache)?.iter().max().copied().unwrap_or(1))
+    }
+
+    /// Index sets for every range of a cache, by the heads' own budgets.
+    fn index_sets(&self, cache: &LayerCache, vectors: &Tensor<3>) -> Result<IndexSets> {
+        let [ranges, parts, length] = vectors.dims();
+        let (budgets, each) = (self.budgets(cache)?, ranges / cache.layout().head_ranges().max(1));
+        let rules = (0..ranges).map(|range| self.rule(budgets[range / each]));
+        let rules = rules.collect::<Result<Vec<_>>>()?;
+        let width = self.options.width(self.widest(cache)?, cache.layout().most_capacity());
+        let device = &cache.options().device;
+        Ok(IndexSets::new(&rules, self.options.block, width, parts, length, device))
+    }
+
+    fn missing(&self, what: &'static str) -> PolicyError {
+        PolicyError::MissingObservation { policy: self.name, what }
+    }
 }

@@ -7,9 +7,11 @@ use kv_kernels::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::Result;
+use crate::policy::check::Check;
 use crate::policy::notice::warn_once;
+use crate::policy::spelling;
 use crate::reading::set_parts::SetParts;
-use crate::{PolicyError, Result};
 
 /// The vectors that two steps are compared by (table VII).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -27,28 +29,6 @@ pub enum Similarity {
     Hidden,
 }
 
-/// Which earlier steps of its block a step is compared with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Compared {
-    /// All earlier steps: a step that shared hands its set on (section IV-A).
-    #[default]
-    Any,
-    /// Steps that retrieved, the anchors of definition 3.2.
-    Retrieved,
-}
-
-/// Which steps read the neighbours of the best.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Neighbours {
-    /// Steps that share a set: neighbours make up for how far queries drift (eq. 13).
-    #[default]
-    Sharing,
-    /// Steps that retrieve a set, too.
-    All,
-}
-
 /// Which heads have a set of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -60,28 +40,6 @@ pub enum SetsOf {
     QueryHeads,
 }
 
-/// How a group's scores become one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum GroupScore {
-    /// The sum of attention weights.
-    #[default]
-    Sum,
-    /// The largest attention weight.
-    Max,
-}
-
-/// How a group's similarities become one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum GroupSimilarity {
-    /// The mean of the similarities.
-    #[default]
-    Mean,
-    /// The least similarity.
-    Min,
-}
-
 /// Options of CIS; the paper's by default.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -89,61 +47,57 @@ pub struct CisOptions {
     /// `C`: tokens attended to per head, sinks and locals included, neighbours not.
     pub budget: Budget,
     /// `C_sink`; by default the root of half the budget: 8 of 128 and 16 of 512, as in the paper.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub sinks: Option<usize>,
     /// `C_local`; by default four times the sinks: 32 of 128 and 64 of 512, as in the paper.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub recents: Option<usize>,
     /// `s`: tokens of a block, within which sets are shared; at most 1,024.
-    #[serde(default = "default_block")]
     pub block: usize,
     /// `τ`: cosine above which a set is shared; from 1 on never, from -1 down always.
-    #[serde(default = "default_threshold")]
     pub threshold: f32,
-    /// Which earlier steps of the block are compared.
-    #[serde(default)]
-    pub compared: Compared,
+    /// Which earlier steps of the block are compared: any of them, as a step that shared hands its
+    /// set on (section IV-A), or those that retrieved, the anchors of definition 3.2.
+    #[serde(with = "spelling::Compared")]
+    pub compared: Earlier,
     /// `m / k`: share of a retrieved set that brings its neighbours along, the best first.
-    #[serde(default = "default_dilated")]
     pub dilated: f32,
     /// `r`: neighbours on each side.
-    #[serde(default = "default_radius")]
     pub radius: usize,
-    /// Who reads neighbours.
-    #[serde(default)]
-    pub neighbours: Neighbours,
+    /// Which steps read the neighbours of the best: steps that share a set, as neighbours make up
+    /// for how far queries drift (eq. 13), or steps that retrieve a set, too.
+    #[serde(with = "spelling::Neighbours")]
+    pub neighbours: Dilation,
     /// What steps are compared by.
-    #[serde(default)]
     pub similarity: Similarity,
     /// How similarities of a group become one.
-    #[serde(default)]
-    pub group_similarity: GroupSimilarity,
+    #[serde(with = "spelling::GroupSimilarity")]
+    pub group_similarity: SimilarityReduction,
     /// Which heads have sets.
-    #[serde(default)]
     pub sets: SetsOf,
     /// How scores of a group become one.
-    #[serde(default)]
-    pub group_score: GroupScore,
+    #[serde(with = "spelling::GroupScore")]
+    pub group_score: ScoreReduction,
     /// Accepted and ignored: certificates are computed outside of steps, for any options.
     #[serde(default, skip_serializing)]
     pub certified: bool,
     /// The share of the attention to tokens in sight that heads are to drop. `k` starts at the
     /// budget's number, and is raised or lowered until measured steps drop this share. Ours; steps
     /// are not recorded then. Not for CIS*, where a set's size fixes `k`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<f32>,
     /// The tokens between measured steps, which read all keys, where there is a target.
-    #[serde(default = "default_every", skip_serializing_if = "is_usual")]
+    #[serde(default = "usual_every", skip_serializing_if = "is_usual")]
     pub every: usize,
 }
 
 /// Ours.
-fn default_every() -> usize {
+fn usual_every() -> usize {
     5
 }
 
 fn is_usual(every: &usize) -> bool {
-    *every == default_every()
+    *every == usual_every()
 }
 
 /// How far `k` may be raised.
@@ -156,22 +110,6 @@ const NEW_NEIGHBOURS: f32 = 0.25;
 /// The relative change of `k` where a step drops twice the target.
 const GAIN: f32 = 0.25;
 
-fn default_block() -> usize {
-    16
-}
-
-fn default_threshold() -> f32 {
-    CisOptions::THRESHOLD
-}
-
-fn default_dilated() -> f32 {
-    1.0 / 3.0
-}
-
-fn default_radius() -> usize {
-    1
-}
-
 impl CisOptions {
     /// The paper's `τ`.
     pub const THRESHOLD: f32 = 0.8;
@@ -182,63 +120,44 @@ impl CisOptions {
             budget,
             sinks: None,
             recents: None,
-            block: default_block(),
+            block: 16,
             threshold: Self::THRESHOLD,
-            compared: Compared::default(),
-            dilated: default_dilated(),
-            radius: default_radius(),
-            neighbours: Neighbours::default(),
+            compared: Earlier::Any,
+            dilated: 1.0 / 3.0,
+            radius: 1,
+            neighbours: Dilation::Shared,
             similarity: Similarity::default(),
-            group_similarity: GroupSimilarity::default(),
+            group_similarity: SimilarityReduction::Mean,
             sets: SetsOf::default(),
-            group_score: GroupScore::default(),
+            group_score: ScoreReduction::Sum,
             certified: false,
             target: None,
-            every: default_every(),
+            every: usual_every(),
         }
     }
 
     pub(crate) fn validate(&self, policy: &'static str) -> Result<()> {
-        let invalid =
-            |reason: String| Err(PolicyError::InvalidConfig { policy: policy.into(), reason });
+        let Self { block, threshold, dilated, radius, .. } = *self;
         self.budget.validate()?;
-        if !(1..=LONGEST_BLOCK).contains(&self.block) {
-            return invalid(format!("`block` is {}, expected 1 to {LONGEST_BLOCK}", self.block));
-        }
+        let check = Check(policy);
+        let blocks = 1..=LONGEST_BLOCK;
+        check.that("block", block, blocks.contains(&block), &format!("1 to {LONGEST_BLOCK}"))?;
         if self.certified {
             warn_once(policy, "certified", || "`certified` has no effect any more".into());
         }
-        if self.recents == Some(0) {
-            return invalid("`recents` is 0, expected at least the newest token".into());
+        check.that("recents", 0, self.recents != Some(0), "at least the newest token")?;
+        check.that("threshold", threshold, threshold.is_finite(), "a cosine")?;
+        check.that("dilated", dilated, (0.0..=1.0).contains(&dilated), "0 to 1")?;
+        check.that("radius", radius, radius <= 64, "at most 64")?;
+        if let Some(target) = self.target {
+            let holds = target > 0.0 && target < 1.0;
+            check.that("target", target, holds, "a share between 0 and 1")?;
         }
-        if !self.threshold.is_finite() {
-            return invalid(format!("`threshold` is {}, expected a cosine", self.threshold));
-        }
-        if !(0.0..=1.0).contains(&self.dilated) {
-            return invalid(format!("`dilated` is {}, expected 0 to 1", self.dilated));
-        }
-        if self.radius > 64 {
-            return invalid(format!("`radius` is {}, expected at most 64", self.radius));
-        }
-        if let Some(target) = self.target.filter(|target| !(*target > 0.0 && *target < 1.0)) {
-            return invalid(format!("`target` is {target}, expected a share between 0 and 1"));
-        }
-        if self.every == 0 {
-            return invalid("`every` is 0, expected at least 1".into());
-        }
+        check.positive("every", self.every)?;
         if let Budget::Tokens(budget) = self.budget {
             self.parts(policy, budget)?;
         }
         Ok(())
-    }
-
-    /// Tokens that heads attend to behind a prompt of `prompt` tokens. A budget in tokens does not
-    /// depend on the prompt.
-    pub(crate) fn tokens(&self, prompt: usize) -> usize {
-        match self.budget {
-            Budget::Tokens(count) => count,
-            Budget::Ratio(_) => self.budget.resolve(prompt),
-        }
     }
 
     /// Sinks, recents, and `k` of a budget.
@@ -279,23 +198,11 @@ impl CisOptions {
         CisSelectOptions {
             scale: None,
             radius: self.radius,
-            dilation: match self.neighbours {
-                Neighbours::Sharing => Dilation::Shared,
-                Neighbours::All => Dilation::All,
-            },
+            dilation: self.neighbours,
             block: self.block,
-            earlier: match self.compared {
-                Compared::Any => Earlier::Any,
-                Compared::Retrieved => Earlier::Retrieved,
-            },
-            reduction: match self.group_score {
-                GroupScore::Sum => ScoreReduction::Sum,
-                GroupScore::Max => ScoreReduction::Max,
-            },
-            similarity: match self.group_similarity {
-                GroupSimilarity::Mean => SimilarityReduction::Mean,
-                GroupSimilarity::Min => SimilarityReduction::Min,
-            },
+            earlier: self.compared,
+            reduction: self.group_score,
+            similarity: self.group_similarity,
             hidden,
             longest: None,
             measures: false,

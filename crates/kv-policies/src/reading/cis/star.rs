@@ -20,6 +20,6 @@ impl Cis {
 
     /// CIS* from its configuration.
     pub(crate) fn star_from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
-        Ok(Arc::new(Self::star(config.take_all(NAME)?)?))
+        Ok(Arc::new(Self::star(config.take_budgeted(NAME, CisOptions::new)?)?))
     }
 }

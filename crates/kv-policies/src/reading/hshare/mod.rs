@@ -12,15 +12,16 @@ use kv_core::{Budget, CacheOptions, LayerCache, Selection, read_i32};
 use kv_kernels::LIST_HEADER;
 use serde::{Deserialize, Serialize};
 
+use crate::policy::check::Check;
 use crate::policy::config::{Config, config_of};
 use crate::policy::lists::SlotList;
 use crate::policy::state_tensors::{check_countable, int_state};
 use crate::reading::channels::{CHANNELS, Channels};
 use crate::reading::set_parts::SetParts;
-use crate::reading::subset::{BUDGETS, tokens_of};
+use crate::reading::subset::BUDGETS;
 use crate::{
-    Capabilities, LayerContext, Needs, Observation, OwnedObservation, Plan, Policy, PolicyError,
-    Reads, Result, Step, StepPlan,
+    Capabilities, LayerContext, Needs, Observation, OwnedObservation, Plan, Policy, Reads, Result,
+    Step, StepPlan,
 };
 
 use shared::{SharedLists, Sharing};
@@ -45,78 +46,66 @@ pub struct HShare {
     pub budget: Budget,
     /// `C_sink`, first tokens that are always attended to. By default `sqrt(budget / 2)`, the rule
     /// of CIS: 8 of 128 and 16 of 512.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub sinks: Option<usize>,
     /// `C_local`, last tokens that are always attended to. By default four times the sinks, the
     /// rule of CIS: 32 of 128 and 64 of 512.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub recents: Option<usize>,
     /// Share of the layers that choose for themselves.
-    #[serde(default = "default_layers")]
     pub layers: f64,
     /// Share of a layer's query heads that choose for themselves.
-    #[serde(default = "default_heads")]
     pub heads: f64,
     /// Share of the decode steps that choose; 1 divided by a whole number.
-    #[serde(default = "default_queries")]
     pub queries: f64,
     /// Channels of a query head; a quarter of the head dim, at most 32, by default.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub labels: Option<usize>,
     /// Calibrated channels.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub channels: Option<Channels>,
     /// Last queries of the prompt whose critical tokens are compared, and which choose channels
     /// where none are calibrated.
-    #[serde(default = "default_window")]
     pub window: usize,
     /// First layers that attend to everything.
-    #[serde(default)]
     pub dense_layers: usize,
 }
 
-fn default_layers() -> f64 {
-    0.75
-}
-
-fn default_heads() -> f64 {
-    0.75
-}
-
-fn default_queries() -> f64 {
-    0.5
-}
-
-/// Ours: the paper compares the critical tokens of all queries.
-fn default_window() -> usize {
-    64
-}
-
 impl HShare {
+    /// The paper's shares, without calibrated channels.
+    pub fn new(budget: Budget) -> Self {
+        Self {
+            budget,
+            sinks: None,
+            recents: None,
+            layers: 0.75,
+            heads: 0.75,
+            queries: 0.5,
+            labels: None,
+            channels: None,
+            // Ours: the paper compares the critical tokens of all queries.
+            window: 64,
+            dense_layers: 0,
+        }
+    }
+
     /// The policy with its channels read from their file.
     ///
     /// # Errors
-    /// [`PolicyError::InvalidConfig`].
+    /// [`crate::PolicyError::InvalidConfig`].
     pub fn validated(self) -> Result<Self> {
         self.budget.validate()?;
-        let invalid = |reason| PolicyError::InvalidConfig { policy: NAME.into(), reason };
+        let check = Check(NAME);
         for (name, share) in
             [("layers", self.layers), ("heads", self.heads), ("queries", self.queries)]
         {
-            if !(share > 0.0 && share <= 1.0) {
-                return Err(invalid(format!("`{name}` is {share}, expected above 0, up to 1")));
-            }
+            check.that(name, share, share > 0.0 && share <= 1.0, "above 0, up to 1")?;
         }
         let steps = 1.0 / self.queries;
-        if (steps - steps.round()).abs() > 1e-6 * steps {
-            let queries = self.queries;
-            return Err(invalid(format!("`queries` is {queries}, expected 1, 1/2, 1/3 ...")));
-        }
-        for (name, count) in [("labels", self.labels.unwrap_or(1)), ("window", self.window)] {
-            if count == 0 {
-                return Err(invalid(format!("`{name}` is 0, expected at least 1")));
-            }
-        }
+        let off = (steps - steps.round()).abs() > 1e-6 * steps;
+        check.that("queries", self.queries, !off, "1, 1/2, 1/3 ...")?;
+        check.positive("labels", self.labels.unwrap_or(1))?;
+        check.positive("window", self.window)?;
         if let Budget::Tokens(budget) = self.budget {
             self.parts(budget)?;
         }
@@ -146,9 +135,34 @@ impl HShare {
         Ok(counts.into_iter().map(|count| count as usize).collect())
     }
 
+    /// Reads of a layer that does not attend to everything, whether it takes another's lists or
+    /// not. All steps count with the slots of the last one, which are `rows`. `None` for caches
+    /// that HShare has not filled.
+    pub(crate) fn reads(cache: &LayerCache, rows: &[Vec<usize>]) -> Result<Option<Reads>> {
+        let (Some(_), Some(prompts)) =
+            (cache.policy_state::<SharedLists>(), cache.int_state(PROMPT))
+        else {
+            return Ok(None);
+        };
+        let counts = Self::retrievals(cache)?;
+        let prompts = read_i32("prompts", prompts.clone())?;
+        let lengths = cache.layout().lengths();
+        let mut reads =
+            Reads { retrieved: counts.iter().sum::<usize>() as u64, ..Reads::default() };
+        for (row, prompt) in prompts.iter().enumerate() {
+            let of = |all: usize| row * all / prompts.len()..(row + 1) * all / prompts.len();
+            let length = lengths[of(lengths.len()).start];
+            let steps = length.saturating_sub(*prompt as usize) as u64;
+            let own = &rows[of(rows.len())];
+            reads.steps += steps * of(counts.len()).len() as u64;
+            reads.slots += steps * own.iter().map(|row| row.len() as u64).sum::<u64>();
+        }
+        Ok(Some(reads))
+    }
+
     /// The policy from its configuration.
     pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
-        let policy: Self = config.take_all(NAME)?;
+        let policy = config.take_budgeted(NAME, Self::new)?;
         Ok(Arc::new(policy.validated()?))
     }
 }
@@ -171,10 +185,9 @@ impl Policy for HShare {
     }
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
-        let [batch, kv_heads, tokens, _] = observation.dims();
-        check_countable(NAME, tokens)?;
-        self.parts(tokens_of(self.budget, observation))?;
-        Ok(Selection::all(batch * kv_heads, tokens).into())
+        check_countable(NAME, observation.tokens())?;
+        self.parts(self.budget.behind(observation.tokens()))?;
+        Ok(Plan::whole(observation))
     }
 
     /// A layer by itself: its heads share, layers do not.
@@ -214,46 +227,16 @@ impl Policy for HShare {
         self.prefill_together(layers, new_tokens, &options)
     }
 
-    fn step(&self, layer: LayerContext, cache: &mut LayerCache, step: Step) -> Result<Tensor<3>> {
-        if layer.index >= self.dense_layers && int_state(NAME, cache, SOURCES)?.dims()[2] == 2 {
-            // Before anything changes.
-            let board = step.board.lock().unwrap_or_else(PoisonError::into_inner);
-            board.check_layer_order(layer.index - self.dense_layers)?;
-        }
-        self.plan(layer, cache)?.run(layer, cache, &step)
-    }
-
-    /// Reads of layers that do not attend to everything, layers that take another's lists among
-    /// them. All steps count with the slots of the last one.
-    fn read_stats(&self, cache: &LayerCache) -> Result<Option<Reads>> {
-        let (Some(rows), Some(prompts)) = (SlotList::read_last(cache)?, cache.int_state(PROMPT))
-        else {
-            return Ok(None);
-        };
-        let counts = Self::retrievals(cache)?;
-        let prompts = read_i32("prompts", prompts.clone())?;
-        let lengths = cache.layout().lengths();
-        let mut reads =
-            Reads { retrieved: counts.iter().sum::<usize>() as u64, ..Reads::default() };
-        for (row, prompt) in prompts.iter().enumerate() {
-            let of = |all: usize| row * all / prompts.len()..(row + 1) * all / prompts.len();
-            let length = lengths[of(lengths.len()).start];
-            let steps = length.saturating_sub(*prompt as usize) as u64;
-            let own = &rows[of(rows.len())];
-            reads.steps += steps * of(counts.len()).len() as u64;
-            reads.slots += steps * own.iter().map(|row| row.len() as u64).sum::<u64>();
-        }
-        Ok(Some(reads))
-    }
-
-    fn plan(&self, layer: LayerContext, _cache: &LayerCache) -> Result<StepPlan<'_>> {
-        if layer.index < self.dense_layers {
+    fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
+        let Some(own) = layer.index.checked_sub(self.dense_layers) else {
             return Ok(StepPlan::append());
-        }
-        Ok(StepPlan::attend_with(move |cache, query, step| {
+        };
+        let reads_others = int_state(NAME, cache, SOURCES)?.dims()[2] == 2;
+        let plan = StepPlan::attend_with(move |cache, query, step| {
             let list = self.list(layer, cache, &query, step)?;
             Ok(list.attend(cache, query)?.output)
-        }))
+        });
+        Ok(StepPlan { turn: reads_others.then_some(own), ..plan })
     }
 }
 
@@ -286,11 +269,7 @@ impl HShare {
 
     /// Sinks and recents together, at most.
     fn most_ends(&self, cache: &LayerCache) -> Result<usize> {
-        let budget = match self.budget {
-            Budget::Tokens(count) => count,
-            Budget::Ratio(_) => self.budget.resolve(cache.layout().most_capacity().max(1)),
-        };
-        let parts = self.parts(budget)?;
+        let parts = self.parts(self.budget.behind(cache.layout().most_capacity().max(1)))?;
         Ok(parts.sinks + parts.recents)
     }
 }

@@ -9,7 +9,7 @@ use super::shared::SharedLists;
 use super::{HShare, NAME, PROMPT, SOURCES, copies, share_map};
 use crate::policy::state_tensors::int_numbers;
 use crate::reading::channels::{CHANNELS, channels};
-use crate::reading::subset::{set_budgets, tokens_of};
+use crate::reading::subset::set_budgets;
 use crate::{Observation, OwnedObservation, Policy, Result};
 
 /// A layer's channels and sources of lists, chosen by the prompt.
@@ -27,7 +27,7 @@ impl HShare {
         let head_dim = observation.dims()[3];
         let labels = self.labels.unwrap_or((head_dim / 4).clamp(1, 32));
         let channels = channels(NAME, self.channels.as_ref(), observation, labels, self.window)?;
-        let heavy = self.parts(tokens_of(self.budget, observation))?.top;
+        let heavy = self.parts(self.budget.behind(observation.tokens()))?.top;
         let queries = observation.last_queries(NAME, self.window)?;
         let critical = Critical::of(&queries, observation.keys, &channels, heavy)?;
         let [batch, heads, _] = channels.dims();
@@ -49,7 +49,7 @@ impl HShare {
         heads: &[Vec<usize>],
         layers: Option<&[usize]>,
     ) -> Result<()> {
-        let parts = self.parts(tokens_of(self.budget, observation))?;
+        let parts = self.parts(self.budget.behind(observation.tokens()))?;
         let [batch, count, _] = shares.channels.dims();
         let sources = heads.iter().enumerate().flat_map(|(row, heads)| {
             let layer = layers.map(|layers| layers[row]);
@@ -101,11 +101,7 @@ impl HShare {
             let observation = layer.view();
             let selection = self.select(&observation)?.selection;
             let room = self.room(&observation, new_tokens)?;
-            let (keys, values) = (observation.keys, observation.values);
-            let positions = observation.positions;
-            let options = options.clone();
-            let mut cache =
-                LayerCache::from_prefill(keys, values, positions, &selection, room, options)?;
+            let mut cache = observation.cache(&selection, room, options.clone())?;
             if let Some(own) = index.checked_sub(self.dense_layers) {
                 let sources: Vec<usize> = maps.iter().map(|map| map[own]).collect();
                 // A layer that takes another's lists takes the lists of that layer's choosing

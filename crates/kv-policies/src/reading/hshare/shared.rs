@@ -1,7 +1,5 @@
 //! Lists that heads, layers and steps share.
 
-use std::collections::BTreeMap;
-
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kv_core::{
     Error, HostState, LayerCache, LoadState, PolicyState, Result, SavedState, StateBytes, states_of,
@@ -10,7 +8,6 @@ use kv_kernels::{
     Choice, LIST_HEADER as HEADER, ListTable, RefreshRows, keep_lists, label_scores, list_slots,
     top_slots,
 };
-use serde_json::Value;
 
 use crate::policy::board::SharedListBoard;
 use crate::policy::lists::{SlotList, missing};
@@ -39,8 +36,8 @@ impl SharedLists {
     /// budget has of sinks and recents together.
     ///
     /// # Shapes
-    /// `query` `[B, Hq, D]`; integers `channels` `[B, Hq, r]`, `budgets` `[B, Hq, 3]`, and
-    /// `sources` `[B, Hq, 1]`, or `[B, Hq, 2]` with a board.
+    /// `query` `[B, Hq, D]`; `states` are integers: channels `[B, Hq, r]`, budgets `[B, Hq, 3]`, and
+    /// sources `[B, Hq, 1]`, or `[B, Hq, 2]` with a board.
     ///
     /// # Errors
     /// [`Error::InvalidPlan`] for caches without lists, and where layers before this one have not
@@ -48,21 +45,14 @@ impl SharedLists {
     pub(super) fn choose(
         cache: &mut LayerCache,
         query: Tensor<3>,
-        [channels, budgets, sources]: [&Tensor<3, Int>; 3],
+        states: [&Tensor<3, Int>; 3],
         ends: usize,
         sharing: Sharing<'_>,
     ) -> Result<SlotList> {
-        let Sharing { layer, layers, period, board } = sharing;
-        let mut own = cache.take_policy_state::<Self>().ok_or_else(|| missing("lists"))?;
-        let result = own.refresh(
-            cache,
-            query,
-            [channels, budgets, sources],
-            ends,
-            Sharing { layer, layers, period, board },
-        );
-        cache.insert_policy_state(own);
-        result
+        let chosen = cache.with_policy_state(|own: &mut Self, cache| {
+            own.refresh(cache, query, states, ends, sharing)
+        });
+        chosen.ok_or_else(|| missing("lists"))?
     }
 
     fn refresh(
@@ -131,12 +121,8 @@ impl PolicyState for SharedLists {
     }
 
     fn to_host(&self) -> Result<Option<HostState>> {
-        let _work = kv_kernels::device_work();
-        let data = self.0.clone().try_into_data();
-        let data =
-            data.map_err(|error| Error::Read { what: "lists", reason: error.to_string() })?;
-        let tensors = BTreeMap::from([("table".to_string(), data)]);
-        Ok(Some(HostState::Saved(SavedState::of::<Self>(Value::Bool(true), tensors))))
+        let read = || [("table", self.0.clone().try_into_data())];
+        HostState::saved(self, "lists", true, read).map(Some)
     }
 
     fn bytes(&self, _cache: &LayerCache) -> StateBytes {

@@ -13,13 +13,15 @@ use serde::{Deserialize, Serialize};
 
 pub use pages::PageBounds;
 
-use crate::policy::config::{Config, config_of};
+use crate::policy::check::Check;
+use crate::policy::config::{Config, config_of, invalid};
 use crate::policy::lists::SlotList;
 use crate::policy::notice::warn_once;
+use crate::policy::spelling;
 use crate::policy::state_tensors::{int_numbers, int_state};
-use crate::reading::subset::{BUDGETS, most_tokens, set_budgets, tokens_of};
+use crate::reading::subset::{BUDGETS, set_budgets};
 use crate::{
-    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, StepPlan,
+    Capabilities, LayerContext, Needs, Observation, Policy, PolicyError, Result, StepPlan,
 };
 
 const NAME: &str = "quest";
@@ -42,34 +44,18 @@ pub struct Quest {
     /// Tokens attended to per head, in whole pages.
     pub budget: Budget,
     /// Slots of a page.
-    #[serde(default = "default_page")]
     pub page: usize,
     /// Whether pages are halved until a sequence's budget holds 4 of them; `false` is the paper's
     /// form.
-    #[serde(default = "default_fit_page")]
     pub fit_page: bool,
-    /// Which heads choose pages.
-    #[serde(default)]
-    pub heads: Choosers,
+    /// Which heads choose pages: every query head for itself, as in the paper, or the query heads
+    /// of a group together.
+    #[serde(with = "spelling::Choosers")]
+    pub heads: PageHeads,
     /// How the last page is read.
-    #[serde(default)]
     pub last_page: LastPage,
     /// First layers that attend to everything.
-    #[serde(default = "default_dense_layers")]
     pub dense_layers: usize,
-}
-
-/// Which heads choose pages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Choosers {
-    /// Every query head for itself, as in the paper.
-    #[default]
-    Query,
-    /// The query heads of a group together, by the highest of their scores.
-    Max,
-    /// The query heads of a group together, by the mean of their scores.
-    Mean,
 }
 
 /// How the last page is read, which may not be full.
@@ -84,36 +70,28 @@ pub enum LastPage {
     Scored,
 }
 
-/// The paper's page size.
-fn default_page() -> usize {
-    16
-}
-
-/// The paper's evaluation reads the first two layers whole.
-fn default_dense_layers() -> usize {
-    2
-}
-
-/// Ours.
-fn default_fit_page() -> bool {
-    true
-}
-
 impl Quest {
+    /// The paper's page size, fitted to the budget; its evaluation reads the first two layers
+    /// whole.
+    pub fn new(budget: Budget) -> Self {
+        let (heads, last_page) = (PageHeads::Query, LastPage::Always);
+        Self { budget, page: 16, fit_page: true, heads, last_page, dense_layers: 2 }
+    }
+
     /// # Errors
     /// [`PolicyError::InvalidConfig`] for pages of no slots, and for budgets below a page that is
     /// not fitted.
     pub fn validate(&self) -> Result<()> {
         self.budget.validate()?;
-        let invalid = |reason| Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
-        if self.page == 0 {
-            return invalid("`page` is 0, expected at least 1".into());
-        }
+        let page = self.page;
+        Check(NAME).positive("page", page)?;
         match self.budget {
-            Budget::Tokens(tokens) if tokens < self.page && !self.fit_page => invalid(format!(
-                "a budget of {tokens} tokens is below a page, expected at least {}",
-                self.page
-            )),
+            Budget::Tokens(tokens) if tokens < page && !self.fit_page => {
+                let reason = format!(
+                    "a budget of {tokens} tokens is below a page, expected at least {page}"
+                );
+                Err(invalid(NAME, reason))
+            }
             _ => Ok(()),
         }
     }
@@ -147,7 +125,7 @@ impl Quest {
     /// sizes, each sequence has the list of its own size.
     fn list(&self, cache: &LayerCache, query: &Tensor<3>) -> Result<SlotList> {
         let budgets = int_state(NAME, cache, BUDGETS)?;
-        let most = most_tokens(self.budget, cache);
+        let most = self.budget.resolve(cache.layout().most_capacity());
         let choose = |page: usize| {
             let (query, most) = (query.clone(), most.max(page));
             let list = PageBounds::choose(cache, query, &budgets, most, self.options(page));
@@ -165,20 +143,12 @@ impl Quest {
     }
 
     fn options(&self, page: usize) -> PageOptions {
-        PageOptions {
-            page,
-            heads: match self.heads {
-                Choosers::Query => PageHeads::Query,
-                Choosers::Max => PageHeads::Max,
-                Choosers::Mean => PageHeads::Mean,
-            },
-            always_last: self.last_page == LastPage::Always,
-        }
+        PageOptions { page, heads: self.heads, always_last: self.last_page == LastPage::Always }
     }
 
     /// The policy from its configuration.
     pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
-        let policy: Self = config.take_all(NAME)?;
+        let policy = config.take_budgeted(NAME, Self::new)?;
         policy.validate()?;
         Ok(Arc::new(policy))
     }
@@ -221,11 +191,6 @@ impl Policy for Quest {
         Needs { window: 1, ..Needs::default() }
     }
 
-    fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
-        let [batch, kv_heads, tokens, _] = observation.dims();
-        Ok(Selection::all(batch * kv_heads, tokens).into())
-    }
-
     fn init_cache(
         &self,
         cache: &mut LayerCache,
@@ -236,10 +201,10 @@ impl Policy for Quest {
             return Ok(());
         }
         let heads = match self.heads {
-            Choosers::Query => observation.last_queries(NAME, 1)?.dims()[1],
-            Choosers::Max | Choosers::Mean => cache.layout().kv_heads(),
+            PageHeads::Query => observation.last_queries(NAME, 1)?.dims()[1],
+            PageHeads::Max | PageHeads::Mean => cache.layout().kv_heads(),
         };
-        let [page, tokens] = self.fitted(tokens_of(self.budget, observation));
+        let [page, tokens] = self.fitted(self.budget.behind(observation.tokens()));
         set_budgets(cache, heads, [tokens, 0, 0]);
         let batch = cache.layout().batch();
         let pages = int_numbers(vec![page; batch], [batch, 1, 1], &cache.options().device);

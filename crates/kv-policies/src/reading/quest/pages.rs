@@ -85,13 +85,13 @@ impl PageBounds {
     /// # Errors
     /// [`Error::InvalidPlan`] for caches without pages.
     pub fn update(cache: &mut LayerCache) -> Result<()> {
-        let mut all = cache.take_policy_state::<Self>().ok_or_else(|| missing("pages"))?;
-        let (keys, ranges) = (cache.keys(), cache.ranges());
-        let updated = all.0.iter_mut().try_for_each(|Pages { page, bounds }| {
-            page_bounds(keys, ranges, bounds, *page, PageSpan::Last)
+        let updated = cache.with_policy_state(|all: &mut Self, cache| {
+            let (keys, ranges) = (cache.keys(), cache.ranges());
+            all.0.iter_mut().try_for_each(|Pages { page, bounds }| {
+                page_bounds(keys, ranges, bounds, *page, PageSpan::Last)
+            })
         });
-        cache.insert_policy_state(all);
-        Ok(updated?)
+        Ok(updated.ok_or_else(|| missing("pages"))??)
     }
 
     /// The slots of the pages that each head's query may attend to most, as [`page_scores`] says;

@@ -22,8 +22,7 @@ impl BalanceKv {
 
     /// The augmented form from its configuration.
     pub(crate) fn augmented_from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
-        config.set_default("anchors", serde_json::json!(Self::AUGMENTED_ANCHORS));
-        let policy: Self = config.take_all(NAME)?;
+        let policy = config.take_budgeted(NAME, Self::augmented)?;
         policy.validate_as(NAME)?;
         if policy.anchors == 0.0 {
             return Err(invalid(NAME, "without `anchors` it is `balancekv`".into()));

@@ -23,11 +23,12 @@ use kv_core::{Budget, CacheOptions, LayerCache, Selection};
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 
+use crate::policy::check::Check;
 use crate::policy::config::{Config, config_of, invalid};
 use crate::policy::fill;
 use crate::policy::generator::generator;
 use crate::sampling::exact_ends::exact_ends;
-use crate::{Capabilities, Needs, Observation, OwnedObservation, Plan, Policy, Result};
+use crate::{Capabilities, Observation, OwnedObservation, Plan, Policy, Result};
 
 pub use anchors::AnchorRule;
 use anchors::{by_block_mean, by_key_diff, without};
@@ -39,6 +40,10 @@ pub use walk::Centring;
 use walk::{Form, Walk};
 
 const NAME: &str = "balancekv";
+/// The authors' `γ`.
+const GAMMA: f64 = 4.0;
+/// The authors' offset of values' products.
+const VALUE_OFFSET: f32 = 0.025;
 
 /// BalanceKV (<https://arxiv.org/abs/2502.07861>) in its block-parallel form (appendix B): of the
 /// tokens between sinks and recents, a self-balancing walk ([`kv_kernels::balance`], Algorithm 2)
@@ -60,55 +65,36 @@ pub struct BalanceKv {
     /// Slots per key-value head, exact ones included.
     pub budget: Budget,
     /// First tokens kept exactly; the paper's 256 by default, a quarter of the budget at most.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub sinks: Option<usize>,
     /// Last tokens kept exactly; the paper's 256 by default, a quarter of the budget at most.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub recents: Option<usize>,
     /// Tokens that are balanced against each other: even, 2 to 256.
-    #[serde(default = "default_block")]
     pub block: usize,
     /// The practical walk: probabilities `1/2 − γ Σ`. The authors' code has `γ = 4`, which decides
     /// nearly every token by the sum's sign.
-    #[serde(default = "default_gamma")]
     pub gamma: f64,
     /// `δ`, the probability that Algorithm 2 fails. Where given, probabilities are Algorithm 2's,
     /// `1/2 − Σ / (2 c R²)`, with `c = 30 ln(n / δ)` for blocks of `n` and `R` from the tokens'
     /// norms. A failure is logged, and the token takes the likelier sign. At the norms of real
     /// keys, probabilities are within 1e-6 of 1/2.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub delta: Option<f64>,
     /// Added to the values' products, so that denominators are balanced too: 0.025 in the authors'
     /// code, nothing in the paper.
-    #[serde(default = "default_value_offset")]
     pub value_offset: f32,
     /// What keys are centred by.
-    #[serde(default)]
     pub centring: Centring,
     /// Share of the slots between the ends for tokens that are kept exactly, as their keys stand
     /// apart: the augmented form for retrieval (section 4.3, "a small set of tokens whose key
     /// embeddings are strongly anti-correlated with the rest"; the paper names no number).
-    #[serde(default)]
     pub anchors: f64,
     /// Which tokens stand apart.
-    #[serde(default)]
     pub anchors_by: AnchorRule,
     /// The authors' code to the letter instead, see [`OfficialWalk`]: it takes whole rounds only,
     /// so that less than the budget may be kept.
-    #[serde(default)]
     pub official: bool,
-}
-
-fn default_block() -> usize {
-    256
-}
-
-fn default_gamma() -> f64 {
-    4.0
-}
-
-fn default_value_offset() -> f32 {
-    0.025
 }
 
 impl BalanceKv {
@@ -118,10 +104,10 @@ impl BalanceKv {
             budget,
             sinks: None,
             recents: None,
-            block: default_block(),
-            gamma: default_gamma(),
+            block: 256,
+            gamma: GAMMA,
             delta: None,
-            value_offset: default_value_offset(),
+            value_offset: VALUE_OFFSET,
             centring: Centring::default(),
             anchors: 0.0,
             anchors_by: AnchorRule::default(),
@@ -139,9 +125,7 @@ impl BalanceKv {
     fn validate_as(&self, policy: &'static str) -> Result<()> {
         self.budget.validate()?;
         let invalid = |reason| invalid(policy, reason);
-        if !(0.0..=1.0).contains(&self.anchors) {
-            return Err(invalid(format!("`anchors` is {}, expected 0 to 1", self.anchors)));
-        }
+        Check(policy).share("anchors", self.anchors)?;
         if self.official && (self.anchors > 0.0 || self.delta.is_some()) {
             return Err(invalid("`official` goes with neither `anchors` nor `delta`".into()));
         }
@@ -156,7 +140,7 @@ impl BalanceKv {
 
     /// The policy from its configuration.
     pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
-        let policy: Self = config.take_all(NAME)?;
+        let policy = config.take_budgeted(NAME, Self::new)?;
         policy.validate_as(NAME)?;
         if policy.anchors > 0.0 || policy.anchors_by != AnchorRule::default() {
             let reason = "`anchors` and `anchors_by` are of `balancekv-augmented`";
@@ -177,10 +161,6 @@ impl Policy for BalanceKv {
 
     fn budget(&self) -> Option<Budget> {
         Some(self.budget)
-    }
-
-    fn needs(&self) -> Needs {
-        Needs::default()
     }
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
@@ -260,7 +240,7 @@ impl BalanceKv {
     fn plan(&self, observation: &Observation<'_>, shared: Option<&[Selection]>) -> Result<Plan> {
         let [batch, kv_heads, tokens, _] = observation.dims();
         let Some(Parts { ends, middle, target, anchors }) = self.parts(tokens)? else {
-            return Ok(Selection::all(batch * kv_heads, tokens).into());
+            return Ok(Plan::whole(observation));
         };
         if self.official {
             return self.official(observation, middle, target)?.plan(ends, tokens);

@@ -18,13 +18,12 @@ use rand::Rng;
 use serde::{Deserialize, Serialize};
 
 use super::merge_reduce::{Instances, Pool, Token};
-use crate::policy::config::{Config, config_of};
+use super::{GAMMA, VALUE_OFFSET};
+use crate::policy::check::Check;
+use crate::policy::config::{Config, config_of, invalid};
 use crate::policy::generator::generator;
 use crate::sampling::exact_ends::exact_ends;
-use crate::{
-    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, StepPlan,
-    StepUpdate,
-};
+use crate::{Capabilities, LayerContext, Observation, Plan, Policy, Result, StepPlan, StepUpdate};
 use head::Head;
 use sizes::Sizes;
 use take::weights;
@@ -52,49 +51,36 @@ pub struct BalanceKvStream {
     /// `t`: even, at least 2. By default the largest whose levels fit the budget if all values are
     /// in one bucket: of the prompt where the budget is a share, else of `max_tokens`, or 16 times
     /// the budget. Each doubling of the stream adds up to half a batch an instance.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub batch: Option<usize>,
     /// First tokens kept exactly; 256 by default, a quarter of the budget at most.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub sinks: Option<usize>,
     /// Last tokens kept exactly; 256 by default, a quarter of the budget at most.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub recents: Option<usize>,
     /// The stream's length `n`, which fixes the levels, `T = log₂(n / t)`: the last one grows
     /// without bound where the stream is longer. By default levels grow with the stream.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<usize>,
     /// One instance for numerator and denominator, whose walk adds `value_offset` to the values'
     /// products: half as many slots, and errors of numerator and denominator that cancel. `false`
     /// is Algorithm 1 with its many instances, which needs keys and queries of small norms: at the
     /// norms of real keys its outputs are off by several times their own norm.
-    #[serde(default = "default_joint")]
     pub joint: bool,
     /// See `joint`.
-    #[serde(default = "super::default_value_offset")]
     pub value_offset: f32,
     /// `γ` of the practical walk.
-    #[serde(default = "super::default_gamma")]
     pub gamma: f64,
     /// Algorithm 2's probability of failure, for its own walk; needs `norm_bound`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub delta: Option<f64>,
     /// `r`, which bounds the norms of queries and keys. With it, buckets of small values are
     /// erased.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub norm_bound: Option<f64>,
     /// `ε`; the erased buckets may take half of it.
-    #[serde(default = "default_epsilon")]
     pub epsilon: f64,
-}
-
-/// Ours: Algorithm 1 needs keys and queries of small norms.
-fn default_joint() -> bool {
-    true
-}
-
-fn default_epsilon() -> f64 {
-    0.1
 }
 
 impl BalanceKvStream {
@@ -106,48 +92,45 @@ impl BalanceKvStream {
             sinks: None,
             recents: None,
             max_tokens: None,
-            joint: default_joint(),
-            value_offset: super::default_value_offset(),
-            gamma: super::default_gamma(),
+            // Ours: Algorithm 1 needs keys and queries of small norms.
+            joint: true,
+            value_offset: VALUE_OFFSET,
+            gamma: GAMMA,
             delta: None,
             norm_bound: None,
-            epsilon: default_epsilon(),
+            epsilon: 0.1,
         }
     }
 
     /// # Errors
-    /// [`PolicyError::InvalidConfig`].
+    /// [`crate::PolicyError::InvalidConfig`].
     pub fn validate(&self) -> Result<()> {
         self.budget.validate()?;
-        let reason = match *self {
-            Self { batch: Some(batch), .. } if batch < 2 || batch % 2 == 1 => {
-                format!("`batch` is {batch}, expected an even number from 2 on")
-            }
-            Self { gamma, .. } if !(gamma > 0.0 && gamma.is_finite()) => {
-                format!("`gamma` is {gamma}, expected above 0")
-            }
-            Self { delta: Some(delta), .. } if !(delta > 0.0 && delta < 1.0) => {
-                format!("`delta` is {delta}, expected between 0 and 1")
-            }
-            Self { delta: Some(_), joint: true, .. } => {
-                "`delta` needs `joint` of false: its bounds are of the paper's instances".into()
-            }
-            Self { value_offset, .. } if !(value_offset >= 0.0 && value_offset.is_finite()) => {
-                format!("`value_offset` is {value_offset}, expected at least 0")
-            }
-            Self { delta: Some(_), norm_bound: None, .. } => {
-                "`delta` needs `norm_bound`, which is missing".into()
-            }
-            Self { max_tokens: Some(0), .. } => "`max_tokens` is 0, expected at least 1".into(),
-            Self { norm_bound: Some(bound), .. } if !(bound > 0.0 && bound.is_finite()) => {
-                format!("`norm_bound` is {bound}, expected above 0")
-            }
-            Self { epsilon, .. } if !(epsilon > 0.0 && epsilon.is_finite()) => {
-                format!("`epsilon` is {epsilon}, expected above 0")
-            }
-            _ => return Ok(()),
+        let check = Check(NAME);
+        let above_0 = |name, number: f64| {
+            check.that(name, number, number > 0.0 && number.is_finite(), "above 0")
         };
-        Err(PolicyError::InvalidConfig { policy: NAME.into(), reason })
+        if let Some(batch) = self.batch {
+            let holds = batch >= 2 && batch % 2 == 0;
+            check.that("batch", batch, holds, "an even number from 2 on")?;
+        }
+        above_0("gamma", self.gamma)?;
+        if let Some(delta) = self.delta {
+            check.that("delta", delta, delta > 0.0 && delta < 1.0, "between 0 and 1")?;
+            if self.joint {
+                let reason =
+                    "`delta` needs `joint` of false: its bounds are of the paper's instances";
+                return Err(invalid(NAME, reason.into()));
+            }
+        }
+        let offset = self.value_offset;
+        check.that("value_offset", offset, offset >= 0.0 && offset.is_finite(), "at least 0")?;
+        if self.delta.is_some() && self.norm_bound.is_none() {
+            return Err(invalid(NAME, "`delta` needs `norm_bound`, which is missing".into()));
+        }
+        check.positive("max_tokens", self.max_tokens.unwrap_or(1))?;
+        self.norm_bound.map_or(Ok(()), |bound| above_0("norm_bound", bound))?;
+        above_0("epsilon", self.epsilon)
     }
 
     fn sizes(&self, tokens: usize) -> Result<Sizes> {
@@ -171,7 +154,7 @@ impl BalanceKvStream {
 
     /// The policy from its configuration.
     pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
-        let policy: Self = config.take_all(NAME)?;
+        let policy = config.take_budgeted(NAME, Self::new)?;
         policy.validate()?;
         Ok(Arc::new(policy))
     }
@@ -188,10 +171,6 @@ impl Policy for BalanceKvStream {
 
     fn budget(&self) -> Option<Budget> {
         Some(self.budget)
-    }
-
-    fn needs(&self) -> Needs {
-        Needs::default()
     }
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
