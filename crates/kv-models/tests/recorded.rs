@@ -61,7 +61,7 @@ fn recorded_steps_give_the_tokens_of_launched_ones() {
             ),
             (json!({"policy": "streaming-llm", "budget": 64}), 60),
             // Bulks, and rows that have ended until nothing of them is older than its recents.
-            (json!({"policy": "kvreviver", "budget": 64}), long),
+            (json!({"policy": "kvreviver", "vague": "sketch", "budget": 64}), long),
             // Blocks of quantised slots move in recorded steps of another kind.
             (json!({"policy": "kvreviver", "vague": "quantized", "budget": 150}), 240),
             // Of shares of their prompts, rows move blocks at different steps.
@@ -136,7 +136,7 @@ fn replayed_steps_allocate_nothing() {
             json!({"policy": "h2o", "budget": 64}),
             json!({"policy": "longflow", "budget": 64}),
             json!({"policy": "keepkv", "evictor": "h2o", "budget": 64}),
-            json!({"policy": "kvreviver", "budget": 64}),
+            json!({"policy": "kvreviver", "vague": "sketch", "budget": 64}),
             json!({"policy": "kvreviver", "vague": "quantized", "budget": 300}),
             json!({"policy": "cis", "budget": 64}),
             json!({"policy": "r-kv", "budget": 64, "interval": 100}),

@@ -56,6 +56,8 @@ fn configs() -> Vec<Value> {
         json!({"policy": "d2o", "budget": 0.25, "spare_protected": true}),
         json!({"policy": "cam", "budget": 0.25, "candidates": "all"}),
         json!({"policy": "kvreviver", "budget": 64}),
+        json!({"policy": "kvreviver", "vague": "sketch", "budget": 64}),
+        json!({"policy": "kvreviver", "vague": "sketch", "budget": 0.25}),
         json!({"policy": "kvreviver", "budget": 0.25, "signed_keys": true}),
         json!({"policy": "kvreviver", "budget": 0.25, "replace_rate": null}),
         json!({"policy": "hshare", "budget": 0.25, "layers": 0.5}),

@@ -134,7 +134,9 @@ fn steps_follow_the_algorithms() {
     for tested in devices() {
         for (group, slack) in [(1, 16), (3, 4), (2, 0)] {
             let run = Run::new(1, group, 150, 60, &tested.device);
-            let policy = policy(json!({"policy": "kvreviver", "budget": 60, "slack": slack}));
+            let policy = policy(
+                json!({"policy": "kvreviver", "vague": "sketch", "budget": 60, "slack": slack}),
+            );
             let mut cache = run.prompt.compress(&*policy, run.steps());
             let (limit, recents) = (54, 27);
             let sums = run.prompt.observed(|seen| seen.column_sums.clone()).unwrap();
@@ -227,7 +229,7 @@ fn rebuilding_changes_nothing() {
             let run = Run::new(2, 2, 130, 50, &tested.device);
             let config = |rebuild: bool| {
                 json!({
-                    "policy": "kvreviver", "budget": 50, "buckets": buckets, "rebuild": rebuild,
+                    "policy": "kvreviver", "vague": "sketch", "budget": 50, "buckets": buckets, "rebuild": rebuild,
                     "signed_keys": buckets == 5
                 })
             };
@@ -260,7 +262,8 @@ fn rows_do_not_disturb_each_other() {
     for (tested, form) in
         devices().iter().flat_map(|tested| forms.iter().map(move |form| (tested, form)))
     {
-        let mut config = json!({"policy": "kvreviver", "budget": 0.3, "slack": 3});
+        let mut config =
+            json!({"policy": "kvreviver", "vague": "sketch", "budget": 0.3, "slack": 3});
         config.as_object_mut().unwrap().extend(form.as_object().unwrap().clone());
         let policy = policy(config);
         let device = &tested.device;
@@ -315,7 +318,8 @@ fn rows_do_not_disturb_each_other() {
 #[test]
 fn files_copies_and_moves_go_on_identically() {
     for tested in devices() {
-        let policy = policy(json!({"policy": "kvreviver", "budget": 40, "buckets": 2}));
+        let policy =
+            policy(json!({"policy": "kvreviver", "vague": "sketch", "budget": 40, "buckets": 2}));
         let run = Run::new(2, 2, 100, 40, &tested.device);
         let mut cache = run.prompt.compress(&*policy, run.steps());
         for index in 0..20 {
@@ -361,7 +365,7 @@ fn files_copies_and_moves_go_on_identically() {
 fn bytes_are_those_of_the_parts() {
     let device = &devices()[0].device;
     let run = Run::new(1, 1, 400, 20, device);
-    let policy = policy(json!({"policy": "kvreviver", "budget": 0.25}));
+    let policy = policy(json!({"policy": "kvreviver", "vague": "sketch", "budget": 0.25}));
     let cache = run.prompt.compress(&*policy, 20);
     let memory = cache.memory();
     let row = 2 * DIM * 4;
@@ -375,7 +379,8 @@ fn bytes_are_those_of_the_parts() {
     assert_eq!(memory.policy, sketch.bytes() + 2 * 108 * 4);
     assert_eq!(sketch.bytes(), 2 * 9 * row + tokens + 2 * (6 + 2 + 3 * 4) * 4);
     // Of a budget that nothing will ever leave, the sketch takes next to nothing.
-    let roomy = build(&json!({"policy": "kvreviver", "budget": 1_000_000})).unwrap();
+    let roomy =
+        build(&json!({"policy": "kvreviver", "vague": "sketch", "budget": 1_000_000})).unwrap();
     let cache = run.prompt.compress(&*roomy, 20);
     assert_eq!(Sketch::of(&cache).unwrap().entry_bytes(), 2 * 3 * row);
 }
@@ -386,7 +391,7 @@ fn short_prompts_leave_the_sketch_empty() {
     for tested in devices() {
         let run = Run::new(1, 2, 20, 60, &tested.device);
         let (reviver, full) = (
-            policy(json!({"policy": "kvreviver", "budget": 40})),
+            policy(json!({"policy": "kvreviver", "vague": "sketch", "budget": 40})),
             policy(json!({"policy": "full"})),
         );
         let mut cache = run.prompt.compress(&*reviver, run.steps());
@@ -427,7 +432,8 @@ fn swapping_back_and_forth_leaves_no_trace() {
         let (keys, values) =
             (numbers.tensor::<4>(shape, device), numbers.tensor::<4>(shape, device));
         let prompt = Prompt::new(numbers.tensor(shape, device), keys, values);
-        let policy = policy(json!({"policy": "kvreviver", "budget": 12, "slack": 0}));
+        let policy =
+            policy(json!({"policy": "kvreviver", "vague": "sketch", "budget": 12, "slack": 0}));
         let mut cache = prompt.compress(&*policy, 4);
         let mut sketch = Sketch::of(&cache).unwrap().clone();
         let token =
@@ -463,7 +469,9 @@ fn candidates_by_other_scorers() {
             );
             prompt.raw_query = Some(run.prompt.query.clone());
             prompt.frequencies = (0..DIM / 2).map(|pair| 0.5f64.powi(pair as i32)).collect();
-            let reviver = policy(json!({"policy": "kvreviver", "budget": 50, "candidates": name}));
+            let reviver = policy(
+                json!({"policy": "kvreviver", "vague": "sketch", "budget": 50, "candidates": name}),
+            );
             let again = build(&reviver.config()).unwrap();
             assert_eq!(again.config(), reviver.config());
             let mut cache = prompt.compress(&*reviver, run.steps());
@@ -497,47 +505,65 @@ fn candidates_by_other_scorers() {
 fn refuses_what_cannot_be() {
     let refused = |config: Value| build(&config).unwrap_err().to_string();
     for (config, words) in [
-        (json!({"policy": "kvreviver", "budget": 4}), vec!["budget of 4", "at least 5"]),
-        (json!({"policy": "kvreviver", "budget": 10, "buckets": 9}), vec!["at least 11"]),
         (
-            json!({"policy": "kvreviver", "budget": 64, "buckets": 0}),
+            json!({"policy": "kvreviver", "vague": "sketch", "budget": 4}),
+            vec!["budget of 4", "at least 5"],
+        ),
+        (
+            json!({"policy": "kvreviver", "vague": "sketch", "budget": 10, "buckets": 9}),
+            vec!["at least 11"],
+        ),
+        (
+            json!({"policy": "kvreviver", "vague": "sketch", "budget": 64, "buckets": 0}),
             vec!["`buckets` is 0", "1 to 9"],
         ),
-        (json!({"policy": "kvreviver", "budget": 64, "sketch_share": 0.5}), vec!["add up to 1"]),
-        (json!({"policy": "kvreviver", "budget": 64, "recent": -0.1}), vec!["`recent` is -0.1"]),
         (
-            json!({"policy": "kvreviver", "budget": 64, "replace_rate": 0.5}),
+            json!({"policy": "kvreviver", "vague": "sketch", "budget": 64, "sketch_share": 0.5}),
+            vec!["add up to 1"],
+        ),
+        (
+            json!({"policy": "kvreviver", "vague": "sketch", "budget": 64, "recent": -0.1}),
+            vec!["`recent` is -0.1"],
+        ),
+        (
+            json!({"policy": "kvreviver", "vague": "sketch", "budget": 64, "replace_rate": 0.5}),
             vec!["`replace_rate` is 0.5"],
         ),
         (
-            json!({"policy": "kvreviver", "budget": 64, "candidates": "full"}),
+            json!({"policy": "kvreviver", "vague": "sketch", "budget": 64, "candidates": "full"}),
             vec!["`candidates` is `full`"],
         ),
-        (json!({"policy": "kvreviver", "budget": 64, "bukets": 3}), vec!["bukets", "`candidates`"]),
         (
-            json!({"policy": "kvreviver", "budget": 64, "candidates": "tova"}),
+            json!({"policy": "kvreviver", "vague": "sketch", "budget": 64, "bukets": 3}),
+            vec!["bukets", "`candidates`"],
+        ),
+        (
+            json!({"policy": "kvreviver", "vague": "sketch", "budget": 64, "candidates": "tova"}),
             vec!["`candidates` is `tova`", "do not choose for themselves"],
         ),
         (
-            json!({"policy": "kvreviver", "budget": 64, "candidates": "adakv"}),
+            json!({"policy": "kvreviver", "vague": "sketch", "budget": 64, "candidates": "adakv"}),
             vec!["`candidates` is `adakv`", "do not choose for themselves"],
         ),
         (
-            json!({"policy": "kvreviver", "budget": 64,
+            json!({"policy": "kvreviver", "vague": "sketch", "budget": 64,
                    "candidates": {"policy": "snapkv", "layers": {"pyramid": {"beta": 20.0}}}}),
             vec!["`layers` in `candidates`"],
         ),
         (
-            json!({"policy": "combine", "prefill": {"policy": "kvreviver", "budget": 64},
+            json!({"policy": "combine", "prefill": {"policy": "kvreviver", "vague": "sketch", "budget": 64},
                    "decode": {"policy": "h2o", "budget": 64}}),
             vec!["`prefill` is `kvreviver`"],
         ),
         (
             json!({"policy": "combine", "prefill": {"policy": "h2o", "budget": 64},
-                   "decode": {"policy": "kvreviver", "budget": 64}}),
+                   "decode": {"policy": "kvreviver", "vague": "sketch", "budget": 64}}),
             vec!["`decode` is `kvreviver`"],
         ),
-        (json!({"policy": "kvreviver", "budget": 1e30}), vec!["at most 2147483647"]),
+        (
+            json!({"policy": "kvreviver", "vague": "sketch", "budget": 1e30}),
+            vec!["at most 2147483647"],
+        ),
     ] {
         let error = refused(config);
         words.iter().for_each(|word| assert!(error.contains(word), "{error}"));
@@ -545,7 +571,7 @@ fn refuses_what_cannot_be() {
     // A share of a prompt that is too short comes to the least that its parts take.
     let device = &devices()[0].device;
     let run = Run::new(1, 1, 30, 2, device);
-    let small = policy(json!({"policy": "kvreviver", "budget": 0.1}));
+    let small = policy(json!({"policy": "kvreviver", "vague": "sketch", "budget": 0.1}));
     let options = CacheOptions::new(device, DType::F32);
     let cache = run.prompt.observed(|seen| small.prefill(seen, 2, options)).unwrap();
     assert_eq!(cache.layout().lengths(), [2, 2]);
@@ -557,7 +583,8 @@ fn refuses_what_cannot_be() {
 fn tokens_beyond_the_room_are_refused() {
     for tested in devices() {
         let run = Run::new(1, 1, 60, 12, &tested.device);
-        let policy = policy(json!({"policy": "kvreviver", "budget": 20, "slack": 2}));
+        let policy =
+            policy(json!({"policy": "kvreviver", "vague": "sketch", "budget": 20, "slack": 2}));
         let mut cache = run.prompt.compress(&*policy, 5);
         for index in 0..5 {
             run.step(&*policy, &mut cache, index);
@@ -588,7 +615,8 @@ fn tokens_beyond_the_room_are_refused() {
 fn ended_sequences_stay_within_their_slots() {
     for tested in devices() {
         let run = Run::new(2, 1, 60, 90, &tested.device);
-        let policy = policy(json!({"policy": "kvreviver", "budget": 30, "slack": 3}));
+        let policy =
+            policy(json!({"policy": "kvreviver", "vague": "sketch", "budget": 30, "slack": 3}));
         let mut cache = run.prompt.compress(&*policy, run.steps());
         for index in 0..run.steps() {
             let mut ended = step(&run.query, &run.keys, &run.values, index, 60 + index);

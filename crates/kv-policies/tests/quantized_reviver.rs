@@ -209,7 +209,17 @@ fn forms_of_the_vague_part_are_chosen_by_name() {
     let config = form(json!("quantized")).unwrap().config();
     assert_eq!(config["vague"], "quantized");
     assert_eq!(build(&config).unwrap().config(), config);
-    // The paper's form, and the sketch's share by its earlier name.
+    let default = build(&json!({"policy": "kvreviver", "budget": 0.25})).unwrap();
+    assert_eq!(default.config(), config);
+    // The paper's form, by an option that no other form has, too.
+    for option in ["candidate", "sketch_share", "buckets", "slack", "replace_rate", "rebuild"] {
+        let mut own = form(json!("sketch")).unwrap().config();
+        let value = own[option].clone();
+        own = json!({"policy": "kvreviver", "budget": 0.25});
+        own[option] = value;
+        assert_eq!(build(&own).unwrap().config()["vague"], "sketch", "{option}");
+    }
+    // The sketch's share by its earlier name.
     let paper = form(json!("sketch")).unwrap().config();
     assert_eq!(paper["sketch_share"], 0.1);
     let share = json!({"policy": "kvreviver", "budget": 0.25, "vague": 0.2, "recent": 0.4,

@@ -172,5 +172,8 @@ fn budgets_in_tokens_must_hold_what_they_protect() {
     }
     let quest = json!({"policy": "quest", "budget": 8, "fit_page": false});
     assert!(refused(quest).contains("below a page"));
-    assert!(refused(json!({"policy": "kvreviver", "budget": 4})).contains("at least 5"));
+    assert!(
+        refused(json!({"policy": "kvreviver", "vague": "sketch", "budget": 4}))
+            .contains("at least 5")
+    );
 }

@@ -417,7 +417,8 @@ mod tests {
         assert!((load(options).unwrap() - 17.0).abs() < 1e-9);
         assert_eq!(load(json!({"policy": "h2o", "budget": 0.25})), None);
         // The paper's shares at its quarter.
-        let paper = load(json!({"policy": "kvreviver", "budget": 0.25})).unwrap();
+        let paper =
+            load(json!({"policy": "kvreviver", "vague": "sketch", "budget": 0.25})).unwrap();
         assert!((paper - 93.0).abs() < 1e-9, "{paper}");
     }
 

@@ -33,6 +33,11 @@ impl Config {
         self.left.keys().next().map(String::as_str)
     }
 
+    /// Whether a parameter is there that nobody has taken.
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.left.contains_key(key)
+    }
+
     /// Takes one parameter.
     pub(crate) fn take(&mut self, key: &str) -> Option<Value> {
         self.left.remove(key)

@@ -61,14 +61,15 @@ mod tests {
 
     #[test]
     fn sketches_that_many_tokens_share_are_remarked() {
-        let remark = |name: &str, budget: Value| {
-            let policy = build(&json!({"policy": name, "budget": budget})).unwrap();
-            crowded_sketch(&*policy, 2_000)
-        };
-        let remark_of_quarter = remark("kvreviver", json!(0.25)).unwrap();
+        let remark = |config: Value| crowded_sketch(&*build(&config).unwrap(), 2_000);
+        let sketch =
+            |budget: Value| json!({"policy": "kvreviver", "vague": "sketch", "budget": budget});
+        let remark_of_quarter = remark(sketch(json!(0.25))).unwrap();
         assert!(remark_of_quarter.starts_with("about 93 tokens share"), "{remark_of_quarter}");
         // The exact part holds all tokens of the prompt.
-        assert_eq!(remark("kvreviver", json!(4_000)), None);
-        assert_eq!(remark("h2o", json!(0.25)), None);
+        assert_eq!(remark(sketch(json!(4_000))), None);
+        for other in ["kvreviver", "h2o"] {
+            assert_eq!(remark(json!({"policy": other, "budget": 0.25})), None);
+        }
     }
 }

@@ -181,7 +181,7 @@ pub const POLICIES: &[Entry] = &[
         .summary("similar neighbours become one slot")
         .paper("https://arxiv.org/abs/2407.08454"),
     method(Treatment::Summarise, "kvreviver", KvReviver::from_config)
-        .summary("a sketch from which dropped tokens are estimated, or a few bits of each number")
+        .summary("a few bits of each number of dropped tokens, or a sketch that estimates them")
         .form(VAGUE),
     method(Treatment::Drop, "recent-attention", recent_attention::from_config)
         .summary("PyramidInfer's tokens, without pruning hidden states")

@@ -28,6 +28,11 @@ pub use steps::SketchedOutput;
 const NAME: &str = "kvreviver";
 /// The option that names the form of the vague part.
 pub(crate) const VAGUE: &str = "vague";
+/// The value of `vague` that names the paper's form.
+const FORM: &str = "sketch";
+/// Options that only the sketch has.
+const OF_SKETCH: [&str; 7] =
+    ["candidate", "sketch_share", "buckets", "slack", "replace_rate", "signed_keys", "rebuild"];
 
 /// KVReviver (2026): tokens that other policies would drop go into a count-sketch. Every step
 /// estimates them from it, so that attention sees all tokens (algorithms 1 to 4).
@@ -204,18 +209,20 @@ impl KvReviver {
         Ok((budget, self.options.shares().of(budget, self.options.buckets)?))
     }
 
-    /// The policy from its configuration: the form that `vague` names, the paper's by default.
+    /// The policy from its configuration: the form that `vague` names. Without `vague`, an option
+    /// that only the sketch has chooses the sketch, as in files of the time when it had no name.
     pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
         match config.take(VAGUE) {
-            None => {}
-            Some(Value::String(form)) if form == "sketch" => {}
+            None if OF_SKETCH.into_iter().any(|option| config.has(option)) => {}
+            None => return QuantizedReviver::from_config(config),
+            Some(Value::String(form)) if form == FORM => {}
             Some(Value::String(form)) if form == quantized::FORM => {
                 return QuantizedReviver::from_config(config);
             }
             // An earlier name of the sketch's share.
             Some(share @ Value::Number(_)) => config.set_default("sketch_share", share),
             Some(other) => {
-                let reason = format!("`vague` is {other}, expected \"sketch\" or \"quantized\"");
+                let reason = format!("`vague` is {other}, expected \"quantized\" or \"sketch\"");
                 return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
             }
         }
@@ -232,6 +239,7 @@ impl Policy for KvReviver {
 
     fn config(&self) -> Value {
         let mut config = config_of(NAME, &self.options);
+        config[VAGUE] = FORM.into();
         self.scorer.write_into(&mut config);
         config
     }

@@ -262,7 +262,7 @@ impl Policy for QuantizedReviver {
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
         let parts = self.parts(observation, 0)?;
-        let scores = self.scorer.scores(observation, parts.limit)?;
+        let scores = self.scorer.scores(observation, parts.limit + parts.vague)?;
         let exact = parts.exact_of(observation.tokens());
         Ok(exact_tokens(observation, exact, [exact, parts.recents], scores)?.into())
     }
@@ -335,7 +335,7 @@ impl Policy for QuantizedReviver {
             return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
         }
         let parts = self.parts(observation, new_tokens)?;
-        let scores = self.scorer.scores(observation, parts.limit)?;
+        let scores = self.scorer.scores(observation, parts.limit + parts.vague)?;
         let exact = parts.exact_of(tokens);
         let selection = exact_tokens(observation, exact, [exact, parts.recents], scores.clone())?;
         let (keys, values) = (observation.keys, observation.values);
