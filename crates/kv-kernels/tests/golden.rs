@@ -1,5 +1,8 @@
 use burn::tensor::{DType, Int, Tensor};
-use kv_kernels::{DecodeAttentionOptions, KernelError, SlotRanges, decode_attention};
+use kv_kernels::{
+    DecodeAttentionOptions, KernelError, NearestSlotsOptions, SlotLists, SlotRanges,
+    decode_attention, nearest_slots,
+};
 use kv_testing::{devices, golden_files, relative_error};
 
 /// `weighted_attention_*`: several queries a head, each a call of its own.
@@ -85,5 +88,101 @@ fn golden_weighted_attention() {
                 }
             }
         }
+    }
+}
+
+/// `kvpress_merging`: dropped tokens go into the kept token of the greatest cosine, by weights that
+/// the cosine and the values' norms give.
+#[test]
+fn golden_kvpress_merging() {
+    const TEST: &str = "golden_kvpress_merging";
+    let of = |prefix: &str| golden_files(TEST, prefix).into_iter().next();
+    let (Some(merging), Some(inputs), Some(scores)) =
+        (of("kvpress_merging"), of("kvpress_inputs"), of("kvpress_scores"))
+    else {
+        return;
+    };
+    let keys = inputs.tensor("k");
+    let [_, heads, tokens, dim] = keys.dims();
+    let kept = scores.tensor("knorm.kept_topk_order");
+    let [_, _, count] = kept.dims();
+    let kept: Vec<i32> = kept.values[..heads * count].iter().map(|token| *token as i32).collect();
+    let kept: Vec<&[i32]> = kept.chunks(count).collect();
+    let dropped: Vec<Vec<i32>> = kept
+        .iter()
+        .map(|kept| (0..tokens as i32).filter(|token| !kept.contains(token)).collect())
+        .collect();
+    let value = |head: usize, token: i32| {
+        let from = (head * tokens + token as usize) * dim;
+        inputs.tensor("v").values[from..from + dim].to_vec()
+    };
+    let norm = |row: &[f64]| row.iter().map(|x| x * x).sum::<f64>().sqrt();
+    for tested in devices() {
+        let device = &tested.device;
+        let list = |lists: &[&[i32]]| {
+            let slots = lists.iter().enumerate().flat_map(|(head, list)| {
+                list.iter().map(move |token| (head * tokens) as i32 + token)
+            });
+            let slots: Vec<i32> = slots.collect();
+            let ints = |values: &[i32]| Tensor::<1, Int>::from_data(values, (device, DType::I32));
+            SlotLists {
+                slots: ints(&slots).reshape([heads, lists[0].len()]),
+                counts: ints(&vec![lists[0].len() as i32; heads]),
+            }
+        };
+        let rows = keys.on::<4>(device).narrow(0, 0, 1).reshape([heads * tokens, dim]);
+        let of: Vec<&[i32]> = dropped.iter().map(Vec::as_slice).collect();
+        let options = NearestSlotsOptions { earlier: false, ..NearestSlotsOptions::default() };
+        let nearest = nearest_slots(rows, &list(&of), &list(&kept), options).unwrap();
+        let places = nearest.places.try_into_vec_as::<i32>().unwrap();
+        let cosines = nearest.cosines.try_into_vec_as::<f32>().unwrap();
+        for (name, threshold, share) in [
+            ("thr0.0_frac1.0.values", 0.0, 1.0),
+            ("thr0.6_frac1.0.values", 0.6, 1.0),
+            ("thr0.0_frac0.75.values", 0.0, 0.75),
+        ] {
+            let mut found = Vec::new();
+            for head in 0..heads {
+                let width = dropped[head].len();
+                let own = &cosines[head * width..][..width];
+                let passed: Vec<f64> = own
+                    .iter()
+                    .map(|&cosine| f64::from(cosine))
+                    .map(|cosine| if cosine >= threshold { cosine } else { f64::NEG_INFINITY })
+                    .collect();
+                let bound = quantile(passed.clone(), 1.0 - share);
+                let mut sums: Vec<Vec<f64>> =
+                    kept[head].iter().map(|token| value(head, *token)).collect();
+                let norms: Vec<f64> = sums.iter().map(|row| norm(row)).collect();
+                let mut weights = vec![1.0; count];
+                for (at, &cosine) in passed.iter().enumerate() {
+                    if cosine == f64::NEG_INFINITY || (share < 1.0 && cosine < bound) {
+                        continue;
+                    }
+                    let place = places[head * width + at] as usize;
+                    let gone = value(head, dropped[head][at]);
+                    let own = norm(&gone);
+                    let weight = cosine.max(0.0) * own / (own + norms[place] + 1e-6);
+                    weights[place] += weight;
+                    sums[place].iter_mut().zip(&gone).for_each(|(sum, x)| *sum += weight * x);
+                }
+                for (row, weight) in sums.iter().zip(&weights) {
+                    found.extend(row.iter().map(|sum| (sum / weight) as f32));
+                }
+            }
+            let error = relative_error(&found, &merging.tensor(name).values);
+            assert!(error < 1e-5, "{name} on {}: off by {error}", tested.name);
+        }
+    }
+}
+
+/// The quantile of a share, between neighbours by linear interpolation.
+fn quantile(mut numbers: Vec<f64>, share: f64) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    let at = share * (numbers.len() - 1) as f64;
+    let (low, part) = (at as usize, at.fract());
+    match part > 0.0 {
+        true => numbers[low] + part * (numbers[low + 1] - numbers[low]),
+        false => numbers[low],
     }
 }
