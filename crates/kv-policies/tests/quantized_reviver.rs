@@ -211,6 +211,12 @@ fn forms_of_the_vague_part_are_chosen_by_name() {
     assert_eq!(build(&config).unwrap().config(), config);
     let default = build(&json!({"policy": "kvreviver", "budget": 0.25})).unwrap();
     assert_eq!(default.config(), config);
+    assert_eq!(config["candidates"]["policy"], "snapkv");
+    // Accumulated attention.
+    let own = json!({"policy": "kvreviver", "budget": 0.25, "candidates": null});
+    let own = build(&own).unwrap().config();
+    assert!(own["candidates"].is_null());
+    assert_eq!(build(&own).unwrap().config(), own);
     // The paper's form, by an option that no other form has, too.
     for option in ["candidate", "sketch_share", "buckets", "slack", "replace_rate", "rebuild"] {
         let mut own = form(json!("sketch")).unwrap().config();

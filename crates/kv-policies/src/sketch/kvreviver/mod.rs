@@ -226,7 +226,7 @@ impl KvReviver {
                 return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
             }
         }
-        let candidates = candidates(config)?;
+        let candidates = candidates(config, None)?;
         let options = config.take_beside::<KvReviverOptions>(NAME, "`candidates` with its own")?;
         Ok(Arc::new(Self::new(options, candidates)?))
     }

@@ -32,9 +32,12 @@ impl PromptScorer {
     }
 
     /// Writes the policy's configuration, without the options that it may not have, into the
-    /// configuration that it is a part of.
+    /// configuration that it is a part of; `null` for accumulated attention.
     pub(super) fn write_into(&self, config: &mut Value) {
-        let Some(candidates) = &self.0 else { return };
+        let Some(candidates) = &self.0 else {
+            config[CANDIDATES] = Value::Null;
+            return;
+        };
         let mut inner = candidates.config();
         if let Some(inner) = inner.as_object_mut() {
             FOREIGN.iter().for_each(|key| drop(inner.remove(*key)));
@@ -124,9 +127,16 @@ fn group(observation: &Observation<'_>) -> usize {
     heads.into_iter().flatten().next().map_or(1, |heads| heads / kv_heads)
 }
 
-/// The policy that scores prompts, by name or configuration without a budget.
-pub(super) fn candidates(config: &mut Config) -> Result<Option<Arc<dyn EvictionPolicy>>> {
-    let Some(mut candidates) = config.take_part(CANDIDATES, None) else { return Ok(None) };
+/// The policy that scores prompts, by name or configuration without a budget; `null` is accumulated
+/// attention, and so is a missing one without a `default`.
+pub(super) fn candidates(
+    config: &mut Config,
+    default: Option<&str>,
+) -> Result<Option<Arc<dyn EvictionPolicy>>> {
+    let Some(mut candidates) = config.take_part(CANDIDATES, default) else { return Ok(None) };
+    if candidates.is_null() {
+        return Ok(None);
+    }
     if let Some(candidates) = candidates.as_object_mut() {
         if let Some(key) = FOREIGN.iter().find(|key| candidates.contains_key(**key)) {
             let reason = format!(

@@ -28,6 +28,10 @@ const BLOCK: usize = QuantizedPool::BLOCK;
 /// The fewest exact slots: a recent token and a candidate.
 const LEAST: usize = 2;
 
+/// The policy that scores prompts by default. Accumulated attention drops needles first where not
+/// all tokens find room (docs/results/quality.md).
+const SCORER: &str = "snapkv";
+
 /// KVReviver with a quantised vague part (ours): tokens that leave the exact slots are kept in a
 /// few bits a number, and attention reads them so ([`kv_kernels::quantized_attention`]).
 ///
@@ -38,8 +42,9 @@ const LEAST: usize = 2;
 /// A head's budget `B`, in bytes of 16-bit slots, holds `E` exact slots and `V` quantised ones of
 /// `q` times the bytes: `E + q V ≤ B`. `E` is at least the share `exact` of `B`. All tokens are
 /// kept where they find room; else the tokens of the lowest scores are dropped. Exact slots hold
-/// the most recent tokens and the tokens of the highest accumulated attention, as in the paper.
-/// While decoding, each 64 exact slots over the limit go into the vague part as a block: the ones
+/// the most recent tokens and the tokens of the highest scores. A prompt's scores are SnapKV's, or
+/// another policy's, or the attention that tokens have accumulated, as in the paper; every step then
+/// adds its attention. While decoding, each 64 exact slots over the limit go into the vague part as a block: the ones
 /// of the lowest scores that are not recent. A full vague part gives up its oldest block. Vague
 /// tokens have no scores, and do not become exact again.
 #[derive(Debug, Clone)]
@@ -175,7 +180,7 @@ impl QuantizedReviverOptions {
 
 impl QuantizedReviver {
     /// `candidates` scores prompts in place of accumulated attention, as for
-    /// [`super::KvReviver::new`].
+    /// [`super::KvReviver::new`]. A configuration without `candidates` takes SnapKV.
     ///
     /// # Errors
     /// [`PolicyError::InvalidConfig`] for shares outside 0 to 1, bits outside 1 to 8, a budget of
@@ -229,7 +234,7 @@ impl QuantizedReviver {
 
     /// The policy from its configuration.
     pub(super) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
-        let candidates = candidates(config)?;
+        let candidates = candidates(config, Some(SCORER))?;
         let beside = "`candidates` with its own";
         let options = config.take_beside::<QuantizedReviverOptions>(NAME, beside)?;
         Ok(Arc::new(Self::new(options, candidates)?))
