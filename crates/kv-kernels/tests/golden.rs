@@ -104,10 +104,16 @@ fn golden_kvpress_merging() {
     };
     let keys = inputs.tensor("k");
     let [_, heads, tokens, dim] = keys.dims();
-    let kept = scores.tensor("knorm.kept_topk_order");
-    let [_, _, count] = kept.dims();
-    let kept: Vec<i32> = kept.values[..heads * count].iter().map(|token| *token as i32).collect();
-    let kept: Vec<&[i32]> = kept.chunks(count).collect();
+    let [_, _, count, _] = merging.tensor("thr0.0_frac1.0.values").dims();
+    // The kept tokens, from the highest score down.
+    let scores = scores.tensor("knorm.score").values;
+    let order = |scores: &[f64]| {
+        let mut order: Vec<i32> = (0..tokens as i32).collect();
+        order.sort_by(|a, b| scores[*b as usize].total_cmp(&scores[*a as usize]));
+        order[..count].to_vec()
+    };
+    let kept: Vec<Vec<i32>> = scores.chunks(tokens).take(heads).map(order).collect();
+    let kept: Vec<&[i32]> = kept.iter().map(Vec::as_slice).collect();
     let dropped: Vec<Vec<i32>> = kept
         .iter()
         .map(|kept| (0..tokens as i32).filter(|token| !kept.contains(token)).collect())

@@ -101,8 +101,11 @@ fn room_is_bounded_by_the_positions() {
     let shape = (config.num_layers, config.num_kv_heads, config.head_dim);
     let whole = MemoryReport::full(config.max_positions, shape.0, shape.1, shape.2, dtype);
     let prompt = prompts(&model).remove(0);
-    for policy in ["full", "snapkv", "h2o", "longflow", "d2o", "kvreviver", "balancekv-stream"] {
-        let policy = build(&json!({"policy": policy, "budget": 0.5})).unwrap();
+    let named = |name: &str| json!({"policy": name, "budget": 0.5});
+    let names = ["full", "snapkv", "h2o", "longflow", "d2o", "kvreviver", "balancekv-stream"];
+    let sketch = json!({"policy": "kvreviver", "vague": "sketch", "budget": 0.5});
+    for config in names.map(named).into_iter().chain([sketch]) {
+        let policy = build(&config).unwrap();
         let prompts = std::slice::from_ref(&prompt);
         let session = Session::start(&model, policy, prompts, &[0], 1_000_000_000).unwrap();
         let (name, memory) = (session.policy().name(), session.memory());

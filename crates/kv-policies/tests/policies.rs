@@ -2,9 +2,10 @@
 
 use burn::tensor::Tensor;
 use kv_core::{Budget, CacheOptions, LayerCache, Room, read_f32};
+use kv_kernels::QuantizedPool;
 use kv_policies::{
-    Attended, Eviction, LayerContext, Merge, POLICIES, Policy, Result, Sketch, StepPlan,
-    StepUpdate, TokenSlot,
+    Attended, Eviction, LayerContext, Merge, POLICIES, Policy, QuantizedTokens, Result, Sketch,
+    StepPlan, StepUpdate, TokenSlot,
 };
 use kv_testing::{Numbers, devices};
 use serde_json::{Value, json};
@@ -27,6 +28,7 @@ pub(crate) fn all(budget: Value) -> Vec<Value> {
         "decode": {"policy": "h2o", "budget": budget},
     }));
     configs.push(json!({"policy": "h2o", "budget": budget, "interval": 16}));
+    configs.push(json!({"policy": "kvreviver", "vague": "sketch", "budget": budget}));
     configs.push(json!({"policy": "quest", "budget": budget, "dense_layers": 0}));
     configs.push(json!({
         "policy": "balancekv-augmented", "budget": budget, "anchors_by": "block-mean",
@@ -97,6 +99,15 @@ fn budgets_hold_in_prefill_and_decode() {
             // What a budget does not change keeps all tokens.
             let wider = run.prompt.compress(&*super::support::policy(wider), STEPS);
             let keeps_all = used(&cache) == used(&wider);
+            // Bytes of quantised slots are.
+            if let Some(vague) = cache.policy_state::<QuantizedTokens>() {
+                let (bits, own) = (vague.pool().bits, 4 * cache.head_dim());
+                let slot = QuantizedPool::slot_bytes(cache.head_dim(), bits) / own as f64;
+                let quantised: usize = vague.lengths().iter().sum();
+                let slots = used(&cache) as f64 + quantised as f64 * slot;
+                assert!(slots <= 4.0 * 80.0 && quantised > 0, "{context}: {slots}");
+                continue;
+            }
             // Entries of a sketch are a part of the budget.
             let entries = if cache.policy_state::<Sketch>().is_some() { 6 } else { 0 };
             let total = if keeps_all { TOKENS } else { 80 - entries };

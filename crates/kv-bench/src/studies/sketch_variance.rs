@@ -52,7 +52,7 @@ pub(crate) fn run(
             let above = variances.iter().filter(|variance| **variance > bound).count();
             let above = above as f64 / variances.len() as f64;
             let mut record = |metric: &str, value: f64| {
-                bench.record(SUITE, &case(what), ("kvreviver", None), metric, value)
+                bench.record(SUITE, &case(what), ("kvreviver vague=sketch", None), metric, value)
             };
             record(metric::VARIANCE, mean);
             record(metric::VARIANCE_BOUND, bound);

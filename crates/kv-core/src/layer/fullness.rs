@@ -8,7 +8,7 @@ use kv_kernels::{
 
 use super::expect_shape;
 use crate::tensors::{columns, ints, listed, listed_by};
-use crate::{LayerCache, Result};
+use crate::{Error, LayerCache, Result};
 
 /// When a head range is full, and how many slots leave it then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +47,8 @@ pub struct LeavingSlots {
     stay: Tensor<2, Int>,
     /// How many stay, `[B * Hkv]`.
     counts: Tensor<1, Int>,
-    /// How many leave each range, as the host knows it.
+    /// The ranges' lengths at the time, and how many slots leave them, as the host knows them.
+    lengths: Vec<usize>,
     leaving: Vec<usize>,
 }
 
@@ -65,12 +66,26 @@ pub(crate) struct RangeSlots {
 
 impl Fullness {
     /// The bounds of head ranges, `[B * Hkv]`.
-    pub fn new(ranges: Vec<FullRange>, device: &Device) -> Self {
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`] where more slots leave a range than it has when it is full.
+    pub fn new(ranges: Vec<FullRange>, device: &Device) -> Result<Self> {
+        if let Some(range) = ranges.iter().find(|range| range.leave > range.at) {
+            let FullRange { at, leave } = range;
+            let reason = format!("{leave} slots leave a range that is full at {at}");
+            return Err(Error::InvalidPlan { what: "full range", reason });
+        }
         let upload = |of: fn(&FullRange) -> usize| {
             let values = ranges.iter().map(|range| of(range) as i32).collect();
             ints(values, [ranges.len()], device)
         };
-        Self { at: upload(|range| range.at), leave: upload(|range| range.leave), ranges }
+        Ok(Self { at: upload(|range| range.at), leave: upload(|range| range.leave), ranges })
+    }
+
+    /// The bounds on another device.
+    pub fn to_device(&self, device: &Device) -> Self {
+        let on = |numbers: &Tensor<1, Int>| numbers.clone().to_device(device);
+        Self { at: on(&self.at), leave: on(&self.leave), ranges: self.ranges.clone() }
     }
 
     /// The bounds as the host knows them.
@@ -86,10 +101,14 @@ impl Fullness {
 
 impl LayerCache {
     /// The live slots of the lowest scores of full ranges; among equal scores the higher slot
-    /// leaves, NaN first. `scores` is `[S]`, f32. Does not wait for the device.
+    /// leaves, and NaN is lower than all. Scores of slots that are not live are ignored. Does not
+    /// wait for the device.
+    ///
+    /// # Shapes
+    /// `scores` `[S]`, f32; `fullness` of `B * Hkv` ranges.
     ///
     /// # Errors
-    /// [`crate::Error::Shape`] for other numbers of scores or ranges, [`crate::Error::Kernel`].
+    /// [`Error::Shape`] for other numbers of scores or ranges, [`Error::Kernel`].
     pub fn leaving(&self, scores: Tensor<1>, fullness: &Fullness) -> Result<LeavingSlots> {
         let (ranges, width) = (self.layout.head_ranges(), self.layout.most_capacity());
         expect_shape("scores", &scores.dims(), &[self.slots()])?;
@@ -122,6 +141,7 @@ impl LayerCache {
             full,
             stay,
             counts,
+            lengths: self.layout.lengths().to_vec(),
             leaving: heads.map(|(&length, range)| range.leaving(length)).collect(),
         })
     }
@@ -129,11 +149,17 @@ impl LayerCache {
     /// Drops the slots that [`Self::leaving`] has chosen, in place; the others keep their order.
     ///
     /// # Errors
-    /// [`crate::Error::Kernel`].
+    /// [`Error::InvalidPlan`] where lengths have changed since the slots were chosen,
+    /// [`Error::Kernel`].
     pub fn drop_leaving(&mut self, leaving: LeavingSlots) -> Result<()> {
         let (ranges, width) = (self.layout.head_ranges(), self.layout.most_capacity());
         let shape = [self.layout.batch(), self.layout.kv_heads()];
-        let LeavingSlots { stay, counts, leaving, .. } = leaving;
+        let LeavingSlots { stay, counts, lengths, leaving, .. } = leaving;
+        if self.layout.lengths() != lengths {
+            let now = self.layout.lengths();
+            let reason = format!("slots were chosen of lengths {lengths:?}, which are {now:?}");
+            return Err(Error::InvalidPlan { what: "eviction", reason });
+        }
         let RangeSlots { slots, columns, starts } = self.range_slots().clone();
         if !self.tracks.is_empty() {
             let firsts = self.ranges.offsets.clone().reshape([ranges]);
@@ -157,6 +183,14 @@ impl LayerCache {
             *length -= leaving;
         }
         Ok(())
+    }
+
+    /// Bytes of the numbers about ranges that have been asked for.
+    pub(super) fn range_bytes(&self) -> usize {
+        let of_slots = self.slot_ranges.get().map_or(0, |_| self.slots());
+        let grid = self.layout.head_ranges() * self.layout.most_capacity();
+        let of_ranges = self.range_slots.get().map_or(0, |_| 2 * grid + self.layout.head_ranges());
+        (of_slots + of_ranges) * size_of::<i32>()
     }
 
     fn range_slots(&self) -> &RangeSlots {

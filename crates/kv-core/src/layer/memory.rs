@@ -17,7 +17,9 @@ impl LayerCache {
         MemoryReport {
             allocated: self.layout.total() * row,
             in_use: self.layout.used() * row,
-            metadata: weights + (self.slots() + offsets_and_lengths) * size_of::<i32>(),
+            metadata: weights
+                + self.range_bytes()
+                + (self.slots() + offsets_and_lengths) * size_of::<i32>(),
             policy: tracks + tensors + states.iter().map(|bytes| bytes.device).sum::<usize>(),
             host: states.iter().map(|bytes| bytes.host).sum(),
             scratch: states.iter().map(|bytes| bytes.scratch).sum(),

@@ -290,8 +290,12 @@ impl<'a> Decoder<'a> {
                     return self.eager_step();
                 };
                 let (drawn, recorded) = self.run_and_record(recording)?;
-                if let (Some(recorded), Some(stages)) = (recorded, &mut self.stages) {
-                    stages.insert(kinds, Stage::Recorded(Box::new(recorded)));
+                match (recorded, &mut self.stages) {
+                    (Some(recorded), Some(stages)) => {
+                        stages.insert(kinds, Stage::Recorded(Box::new(recorded)));
+                    }
+                    // What cannot be recorded once is not tried again.
+                    _ => self.stages = None,
                 }
                 Ok(drawn)
             }
@@ -307,6 +311,9 @@ impl<'a> Decoder<'a> {
         let drawn = self.device_step()?;
         let _ = self.session.model.llama().device().sync();
         let (after, logits) = (self.session.cache.mirror(), self.session.logits.clone());
+        // The recording gets the memory that the warm-up leaves free, and needs room for results
+        // beside the warm-up's own, which are still held.
+        drop((drawn.clone().add_scalar(0), logits.clone().mul_scalar(1.0)));
         // The recorded step launches the kernels of the step that has run, and is not run itself:
         // the host plans it from the lengths before the step.
         self.session.cache.restore(&before);

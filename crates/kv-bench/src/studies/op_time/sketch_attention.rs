@@ -16,6 +16,9 @@ use crate::suites::kernels::Clock;
 /// Share of the budget that the sketch has.
 const VAGUE: f64 = 0.1;
 const BUCKETS: usize = 3;
+/// The names of the sketch and of the form that rebuilds, as policies of other suites have them.
+const SKETCH: &str = "kvreviver vague=sketch";
+const REBUILT: &str = "kvreviver rebuild=true vague=sketch";
 const SLACK: usize = 16;
 
 /// A case at a budget, which is a share of the tokens.
@@ -51,7 +54,7 @@ impl Sketched<'_, '_> {
         })?;
         drop(caches);
         timed(FULL, "attention", seconds);
-        for (policy, rebuild) in [("kvreviver", false), ("kvreviver rebuild=true", true)] {
+        for (policy, rebuild) in [(SKETCH, false), (REBUILT, true)] {
             let caches = (0..sets).map(|_| self.sketched(rebuild));
             let mut caches = caches.collect::<anyhow::Result<Vec<_>>>()?;
             let attend =
@@ -65,7 +68,7 @@ impl Sketched<'_, '_> {
             })?;
             timed(policy, "scores and swaps", seconds);
         }
-        timed("kvreviver", "a bulk", self.bulk()?);
+        timed(SKETCH, "a bulk", self.bulk()?);
         Ok(())
     }
 

@@ -24,7 +24,8 @@ const OP: &str = "quantize_slots";
 /// the list's order.
 ///
 /// Absent slots of a list ([`crate::NO_SLOT`]) get codes of 0 and do not count in minima and
-/// maxima. A block with a key that is NaN or infinite, and a value that is, stand for NaN.
+/// maxima. A block with a key that is NaN or infinite, and a value that is, stand for NaN; so does
+/// one whose minimum is within 2^120 of the least f32, since minima are rounded down.
 ///
 /// # Shapes
 /// - `keys`, `values`: `[S, D]`, f32, f16 or bf16

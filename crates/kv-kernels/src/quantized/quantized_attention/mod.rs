@@ -44,6 +44,9 @@ const OP: &str = "quantized_attention";
 /// The most numbers of a group's queries: their products with steps and minima, of two blocks, fill
 /// half of 32 KB of shared memory.
 const MOST_QUERIES: usize = 1_024;
+/// The most query heads of a group: their weights of a round, and what else there is of each, must
+/// fit in 32 KB of shared memory.
+const MOST_HEADS: usize = 16;
 /// The largest head dim, since each of 128 units sums four channels.
 const LARGEST_HEAD_DIM: usize = 512;
 
@@ -118,6 +121,10 @@ pub fn quantized_attention(
     if query_heads / kv_heads * head_dim > MOST_QUERIES {
         let numbers = query_heads / kv_heads * head_dim;
         return Err(check.unsupported("numbers of a group's queries", numbers, "at most 1,024"));
+    }
+    if query_heads / kv_heads > MOST_HEADS {
+        let heads = query_heads / kv_heads;
+        return Err(check.unsupported("query heads of a group", heads, "at most 16"));
     }
     if head_dim > LARGEST_HEAD_DIM {
         return Err(check.unsupported("head dim", head_dim, "at most 512"));

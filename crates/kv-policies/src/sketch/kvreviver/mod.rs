@@ -67,73 +67,40 @@ pub struct KvReviverOptions {
     /// Slots per key-value head, entries of the sketch included.
     pub budget: Budget,
     /// How layers share the budget; the paper's is by Fisher information.
-    #[serde(default)]
     pub layers: LayerAllocation,
     /// Share of the most recent tokens.
-    #[serde(default = "default_recent")]
     pub recent: f64,
     /// Share of the candidates.
-    #[serde(default = "default_candidate")]
     pub candidate: f64,
     /// Share of the sketch.
-    #[serde(default = "default_sketch_share")]
     pub sketch_share: f64,
     /// `r`
-    #[serde(default = "default_buckets")]
     pub buckets: usize,
     /// Steps between two bulks of recents that become candidates.
-    #[serde(default = "default_slack")]
     pub slack: usize,
     /// A token comes back if its score is this many times the weakest candidate's; `null` for
     /// never.
-    #[serde(default = "default_replace_rate")]
     pub replace_rate: Option<f32>,
     /// Whether keys have random signs, as values have. The paper's keys have none: the keys of an
     /// entry then add up, and an estimate is off by the mean key times the tokens of an entry.
-    #[serde(default)]
     pub signed_keys: bool,
     /// Whether every step rebuilds a layer's whole cache before it attends.
-    #[serde(default)]
     pub rebuild: bool,
 }
 
-/// Technical appendix, table 2, as are the two shares below.
-fn default_recent() -> f64 {
-    0.45
-}
-
-fn default_candidate() -> f64 {
-    0.45
-}
-
-fn default_sketch_share() -> f64 {
-    0.1
-}
-
-fn default_buckets() -> usize {
-    3
-}
-
-fn default_slack() -> usize {
-    16
-}
-
-fn default_replace_rate() -> Option<f32> {
-    Some(1.1)
-}
-
 impl KvReviverOptions {
-    /// The paper's defaults.
+    /// The paper's defaults; a slack is ours, as the paper has no number.
     pub fn new(budget: Budget) -> Self {
         Self {
             budget,
             layers: LayerAllocation::Uniform,
-            recent: default_recent(),
-            candidate: default_candidate(),
-            sketch_share: default_sketch_share(),
-            buckets: default_buckets(),
-            slack: default_slack(),
-            replace_rate: default_replace_rate(),
+            // Technical appendix, table 2.
+            recent: 0.45,
+            candidate: 0.45,
+            sketch_share: 0.1,
+            buckets: 3,
+            slack: 16,
+            replace_rate: Some(1.1),
             signed_keys: false,
             rebuild: false,
         }
@@ -227,6 +194,7 @@ impl KvReviver {
             }
         }
         let candidates = candidates(config, None)?;
+        config.set_defaults_by("budget", KvReviverOptions::new);
         let options = config.take_beside::<KvReviverOptions>(NAME, "`candidates` with its own")?;
         Ok(Arc::new(Self::new(options, candidates)?))
     }

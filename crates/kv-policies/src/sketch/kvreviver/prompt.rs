@@ -74,7 +74,7 @@ impl PromptScorer {
         let scores = match candidates.with_budget(Budget::Tokens(budget)) {
             Ok(candidates) => candidates.rank(observation)?.map(|(scores, _)| scores),
             // More tokens are protected than the prompt has.
-            Err(_) if tokens <= exact => None,
+            Err(PolicyError::ProtectedOverBudget { .. }) if tokens <= exact => None,
             Err(error) => return Err(error),
         };
         let Some(scores) = scores else {

@@ -60,39 +60,15 @@ pub struct QuantizedReviverOptions {
     /// Slots per key-value head whose bytes, at 16 bits a number, all parts share.
     pub budget: Budget,
     /// How layers share the budget.
-    #[serde(default)]
     pub layers: LayerAllocation,
     /// The least share of the budget that exact slots have.
-    #[serde(default = "default_exact")]
     pub exact: f64,
     /// The share of the exact slots that the most recent tokens have.
-    #[serde(default = "default_recent")]
     pub recent: f64,
     /// Bits of a number of a quantised key.
-    #[serde(default = "default_key_bits")]
     pub key_bits: usize,
     /// Bits of a number of a quantised value.
-    #[serde(default = "default_value_bits")]
     pub value_bits: usize,
-}
-
-/// At 25 % all tokens of long prompts find room beside it.
-fn default_exact() -> f64 {
-    0.1
-}
-
-/// As in the paper, where recent tokens and candidates have equal shares.
-fn default_recent() -> f64 {
-    0.5
-}
-
-/// Two bits are too few for some models' keys (docs/results/quality.md).
-fn default_key_bits() -> usize {
-    3
-}
-
-fn default_value_bits() -> usize {
-    2
 }
 
 /// The parts of one layer, of each of its head ranges.
@@ -124,10 +100,13 @@ impl QuantizedReviverOptions {
         Self {
             budget,
             layers: LayerAllocation::Uniform,
-            exact: default_exact(),
-            recent: default_recent(),
-            key_bits: default_key_bits(),
-            value_bits: default_value_bits(),
+            // At 25 % nearly all tokens of long prompts find room beside it.
+            exact: 0.1,
+            // As in the paper, where recent tokens and candidates have equal shares.
+            recent: 0.5,
+            // Two bits are too few for some models' keys (docs/results/quality.md).
+            key_bits: 3,
+            value_bits: 2,
         }
     }
 
@@ -236,6 +215,7 @@ impl QuantizedReviver {
     pub(super) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
         let candidates = candidates(config, Some(SCORER))?;
         let beside = "`candidates` with its own";
+        config.set_defaults_by("budget", QuantizedReviverOptions::new);
         let options = config.take_beside::<QuantizedReviverOptions>(NAME, beside)?;
         Ok(Arc::new(Self::new(options, candidates)?))
     }
@@ -267,7 +247,7 @@ impl Policy for QuantizedReviver {
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
         let parts = self.parts(observation, 0)?;
-        let scores = self.scorer.scores(observation, parts.limit + parts.vague)?;
+        let scores = self.scorer.scores(observation, parts.limit)?;
         let exact = parts.exact_of(observation.tokens());
         Ok(exact_tokens(observation, exact, [exact, parts.recents], scores)?.into())
     }
@@ -340,7 +320,7 @@ impl Policy for QuantizedReviver {
             return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
         }
         let parts = self.parts(observation, new_tokens)?;
-        let scores = self.scorer.scores(observation, parts.limit + parts.vague)?;
+        let scores = self.scorer.scores(observation, parts.limit)?;
         let exact = parts.exact_of(tokens);
         let selection = exact_tokens(observation, exact, [exact, parts.recents], scores.clone())?;
         let (keys, values) = (observation.keys, observation.values);
@@ -368,7 +348,7 @@ impl Policy for QuantizedReviver {
             head_dim,
             self.options.bits(),
             &device,
-        );
+        )?;
         state.fill(keys, values, &vague_tokens(scores.clone(), &selection, parts.vague)?)?;
         cache.insert_policy_state(state);
         cache.set_kept_track(QuantizedTokens::SCORES, scores.flatten(0, 1), &selection, 0.0)?;

@@ -81,6 +81,9 @@ impl QuantizedTokens {
     pub const SCORES: &'static str = "score";
 
     /// Room for the quantised tokens of heads `[B * Hkv]` that have `exact` exact slots.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`] for heads whose parts do not fit together.
     pub fn new(
         heads: Vec<QuantizedHead>,
         kv_heads: usize,
@@ -88,7 +91,8 @@ impl QuantizedTokens {
         head_dim: usize,
         bits: QuantizedBits,
         device: &Device,
-    ) -> Self {
+    ) -> Result<Self> {
+        heads.iter().zip(exact).try_for_each(|(head, &exact)| head.check(exact))?;
         let blocks = heads.iter().map(|head| head.blocks).sum();
         let pool = QuantizedPool::new(blocks, head_dim, bits, device);
         let start = exact.iter().map(|&exact| Start { exact, written: 0 }).collect();
@@ -101,6 +105,19 @@ impl QuantizedTokens {
         kv_heads: usize,
         head_dim: usize,
         start: Vec<Start>,
+    ) -> Result<Self> {
+        let bounds = heads.iter().map(QuantizedHead::full).collect();
+        let fullness = Fullness::new(bounds, &pool.value_scales.device())?;
+        Ok(Self::of_parts(pool, heads, kv_heads, head_dim, start, fullness))
+    }
+
+    fn of_parts(
+        pool: QuantizedPool,
+        heads: Vec<QuantizedHead>,
+        kv_heads: usize,
+        head_dim: usize,
+        start: Vec<Start>,
+        fullness: Fullness,
     ) -> Self {
         let device = pool.value_scales.device();
         let first: Vec<usize> = first_blocks(&heads).collect();
@@ -115,7 +132,7 @@ impl QuantizedTokens {
             lengths: grid(lengths.collect(), kv_heads, &device),
         };
         let on_device = DeviceHeads {
-            fullness: Fullness::new(heads.iter().map(QuantizedHead::full).collect(), &device),
+            fullness,
             recents: of(|head| head.recents),
             first: numbers(first, &device),
             room: of(|head| head.blocks.max(1)),
@@ -268,12 +285,29 @@ impl QuantizedTokens {
 }
 
 impl QuantizedHead {
+    /// Refuses parts that do not fit together, and more exact slots than steps leave.
+    fn check(&self, exact: usize) -> Result<()> {
+        let most = i32::MAX as usize - BLOCK;
+        let whole = self.blocks == 0 || self.over == BLOCK;
+        let sound = self.recents <= self.limit
+            && self.limit <= most
+            && (1..=BLOCK).contains(&self.over)
+            && whole
+            && exact < self.limit + self.over;
+        if sound {
+            return Ok(());
+        }
+        let reason = format!("{exact} exact slots in a head of {self:?}");
+        Err(Error::InvalidPlan { what: "quantised tokens", reason })
+    }
+
     /// When slots leave the exact part, and how many.
     fn full(&self) -> FullRange {
         FullRange { at: self.limit + self.over, leave: self.over }
     }
 
-    /// The counts behind `appended` steps from `start` on.
+    /// The counts behind `appended` steps from `start` on, of one token each: a step moves at most
+    /// one block.
     fn after(&self, start: Start, appended: usize) -> Start {
         let FullRange { at, leave } = self.full();
         let exact = start.exact + appended;
@@ -343,7 +377,9 @@ fn joined_pools(pools: &[&QuantizedPool]) -> QuantizedPool {
 
 impl QuantizedTokens {
     fn with_pool(&self, pool: QuantizedPool) -> Self {
-        Self::of_pool(pool, self.heads.clone(), self.kv_heads, self.head_dim, self.now())
+        let fullness = self.on_device.fullness.to_device(&pool.value_scales.device());
+        let (heads, start) = (self.heads.clone(), self.now());
+        Self::of_parts(pool, heads, self.kv_heads, self.head_dim, start, fullness)
     }
 
     fn concat(parts: &[&Self]) -> Result<Self> {
@@ -360,7 +396,7 @@ impl QuantizedTokens {
         let with: Vec<_> =
             parts.iter().filter(|part| own(part) > 0).map(|part| &part.pool).collect();
         let pool = if with.is_empty() { first.pool.clone() } else { joined_pools(&with) };
-        Ok(Self::of_pool(pool, heads, first.kv_heads, first.head_dim, start))
+        Self::of_pool(pool, heads, first.kv_heads, first.head_dim, start)
     }
 }
 
@@ -448,7 +484,7 @@ impl PolicyState for QuantizedTokens {
         let ranges = self.heads.iter().zip(self.now());
         let start = ranges.map(|(head, now)| written(head, now)).collect();
         let (pool, heads) = (self.pool.clone(), self.heads.clone());
-        *self = Self::of_pool(pool, heads, self.kv_heads, self.head_dim, start);
+        *self = Self::of_pool(pool, heads, self.kv_heads, self.head_dim, start)?;
         Ok(())
     }
 }
@@ -476,17 +512,9 @@ impl LoadState for QuantizedTokens {
             let track = Self::SCORES;
             return Err(invalid(format!("slots with weights, or without the track `{track}`")));
         }
+        let lengths = cache.layout().lengths();
+        heads.iter().zip(lengths).try_for_each(|(head, &exact)| head.check(exact))?;
         let most = i32::MAX as usize - BLOCK;
-        let sound = |head: &QuantizedHead| {
-            let whole = head.blocks == 0 || head.over == BLOCK;
-            head.recents <= head.limit
-                && head.limit <= most
-                && (1..=BLOCK).contains(&head.over)
-                && whole
-        };
-        if let Some(head) = heads.iter().find(|head| !sound(head)) {
-            return Err(invalid(format!("a head of {head:?}")));
-        }
         if let Some(written) = written.iter().find(|written| **written > most) {
             return Err(invalid(format!("{written} blocks written")));
         }
@@ -505,6 +533,6 @@ impl LoadState for QuantizedTokens {
             QuantizedPool::of(data, bits, |data| Tensor::from_data(data, (device, DType::I32)));
         let lengths = cache.layout().lengths().iter().zip(written);
         let start = lengths.map(|(&exact, written)| Start { exact, written }).collect();
-        Ok(Self::of_pool(pool, heads, cache.layout().kv_heads(), head_dim, start))
+        Self::of_pool(pool, heads, cache.layout().kv_heads(), head_dim, start)
     }
 }
