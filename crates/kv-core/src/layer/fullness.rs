@@ -185,6 +185,12 @@ impl LayerCache {
         Ok(())
     }
 
+    /// Uploads what [`Self::leaving`] needs, so that no later step grows the cache.
+    pub fn prepare_leaving(&self) {
+        self.slot_ranges();
+        self.range_slots();
+    }
+
     /// Bytes of the numbers about ranges that have been asked for.
     pub(super) fn range_bytes(&self) -> usize {
         let of_slots = self.slot_ranges.get().map_or(0, |_| self.slots());

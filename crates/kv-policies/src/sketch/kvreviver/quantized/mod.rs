@@ -273,6 +273,7 @@ impl Policy for QuantizedReviver {
     }
 
     fn restore(&self, cache: &mut LayerCache) -> Result<()> {
+        cache.prepare_leaving();
         Ok(cache.restore_state::<QuantizedTokens>()?)
     }
 
@@ -351,6 +352,7 @@ impl Policy for QuantizedReviver {
         )?;
         state.fill(keys, values, &vague_tokens(scores.clone(), &selection, parts.vague)?)?;
         cache.insert_policy_state(state);
+        cache.prepare_leaving();
         cache.set_kept_track(QuantizedTokens::SCORES, scores.flatten(0, 1), &selection, 0.0)?;
         Ok(cache)
     }
