@@ -82,15 +82,19 @@ struct Parts {
     vague: usize,
     /// Exact slots over the limit that leave together.
     over: usize,
+    /// How many of a prompt's tokens may stand in the room for a block that gathers, where they find
+    /// none among the quantised slots.
+    spare: usize,
 }
 
 impl Parts {
-    /// The exact slots of a prompt of `tokens` tokens: beside the usual ones, as many as the last
-    /// block of quantised slots would have left unfilled.
+    /// The exact slots of a prompt of `tokens` tokens: beside the usual ones, the tokens that whole
+    /// blocks of quantised slots leave, where there is room for all of them.
     fn exact_of(self, tokens: usize) -> usize {
         let others = tokens.saturating_sub(self.limit);
-        let more = if others <= self.vague { others % BLOCK } else { 0 };
-        tokens.min(self.limit + more)
+        let left = others - (others / BLOCK * BLOCK).min(self.vague);
+        let fits = others <= self.vague || left <= self.spare;
+        tokens.min(self.limit + if fits { left } else { 0 })
     }
 }
 
@@ -125,7 +129,9 @@ impl QuantizedReviverOptions {
         let share = self.slot_share(head_dim);
         let parts = |limit: usize, vague: usize, over: usize| {
             let recents = ((limit as f64 * self.recent).round() as usize).clamp(1, limit - 1);
-            Parts { limit, recents, vague, over }
+            // Where fewer than a block of tokens come, there is room for these alone.
+            let spare = if vague > 0 && new_tokens + 1 >= BLOCK { BLOCK - 1 } else { 0 };
+            Parts { limit, recents, vague, over, spare }
         };
         // Without a vague part, tokens that leave are dropped.
         let without = |budget: usize| {
@@ -387,6 +393,9 @@ mod tests {
     /// tokens are kept where they find room.
     #[test]
     fn parts_take_no_more_than_the_budget() {
+        let options = QuantizedReviverOptions::new(Budget::Ratio(0.25));
+        let parts = options.parts(512, 2_048, 200, 64);
+        assert_eq!(parts.exact_of(2_048) + parts.vague, 2_048, "{parts:?}");
         for (head_dim, bits) in [(64, [3, 2]), (128, [2, 2]), (16, [8, 8]), (2, [8, 8])] {
             let [key_bits, value_bits] = bits;
             for exact in [0.1, 0.5, 1.0] {
@@ -402,7 +411,7 @@ mod tests {
                         for new_tokens in [0, 6, 63, 64, 500] {
                             let budget = budget.max(LEAST);
                             let parts = options.parts(budget, tokens, new_tokens, head_dim);
-                            let Parts { limit, recents, vague, over } = parts;
+                            let Parts { limit, recents, vague, over, .. } = parts;
                             let kept = parts.exact_of(tokens);
                             let room = (limit + over).min(kept + new_tokens + 1).max(kept);
                             let taken = room as f64 + share * vague as f64;
