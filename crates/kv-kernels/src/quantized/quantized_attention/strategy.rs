@@ -39,8 +39,8 @@ impl Strategy for QuantizedStrategy {
 
     #[cfg(feature = "gpu")]
     fn choose(device: &DeviceTraits, shape: &QuantizedShape) -> Self {
-        // Faster at every size: 6.8 µs for 13.2 at 512 slots and batch 1 on an H200, 32.5 for 57.5 at
-        // 3,712 slots and batch 8 (docs/results/kernels.md).
+        // Faster at every size: 6.8 µs for 13.2 at 512 slots and batch 1 on an H200, 32.5 for 57.5
+        // at 3,712 slots and batch 8 (docs/results/kernels.md).
         match Self::TensorCore.obstacle(device, shape) {
             None if !shape.full => Self::TensorCore,
             _ => Self::Portable,

@@ -12,9 +12,9 @@
 //! queries times steps, and softmax weights times steps, would lose too much in one bf16 number: a
 //! factor is the sum of two of them. A product has 8 columns, for the two numbers of 4 query heads.
 //!
-//! The order of rows and of the summed dimension is free. Lane `4 r + j` has the slots `2 r` and `2 r
-//! + 1` of its plane's 16, the same two of each 16 channels, and every fourth word of codes from word
-//! `j` on. In products it has columns `2 j` and `2 j + 1`.
+//! The order of rows and of the summed dimension is free. Lane `4 r + j` has the slots `2 r` and `2
+//! r + 1` of its plane's 16, the same two of each 16 channels, and every fourth word of codes from
+//! word `j` on. In products it has columns `2 j` and `2 j + 1`.
 //!
 //! A plane that took whole blocks by itself would have the sums of all channels in its registers.
 //! Two cubes would then fit on a processor, too few to hide what each waits for: 39 µs where this

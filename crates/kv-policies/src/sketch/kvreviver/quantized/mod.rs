@@ -43,10 +43,10 @@ const SCORER: &str = "snapkv";
 /// `q` times the bytes: `E + q V ≤ B`. `E` is at least the share `exact` of `B`. All tokens are
 /// kept where they find room; else the tokens of the lowest scores are dropped. Exact slots hold
 /// the most recent tokens and the tokens of the highest scores. A prompt's scores are SnapKV's, or
-/// another policy's, or the attention that tokens have accumulated, as in the paper; every step then
-/// adds its attention. While decoding, each 64 exact slots over the limit go into the vague part as a block: the ones
-/// of the lowest scores that are not recent. A full vague part gives up its oldest block. Vague
-/// tokens have no scores, and do not become exact again.
+/// another policy's, or the attention that tokens have accumulated, as in the paper; every step
+/// then adds its attention. While decoding, each 64 exact slots over the limit go into the vague
+/// part as a block: the ones of the lowest scores that are not recent. A full vague part gives up
+/// its oldest block. Vague tokens have no scores, and do not become exact again.
 #[derive(Debug, Clone)]
 pub struct QuantizedReviver {
     options: QuantizedReviverOptions,
@@ -126,11 +126,28 @@ impl QuantizedReviverOptions {
     /// The parts of `budget` slots (`B`) for up to `tokens` tokens (`T`) of `head_dim` numbers, of
     /// which decode steps add `new_tokens`.
     fn parts(&self, budget: usize, tokens: usize, new_tokens: usize, head_dim: usize) -> Parts {
+        // A block gathers in exact slots before it moves. Fewer tokens to come need less room; the
+        // room of a whole block also holds the tokens of a prompt that whole blocks leave.
+        let [less, whole] = [BLOCK.min(new_tokens + 1), BLOCK]
+            .map(|gathers| self.parts_beside(gathers, budget, tokens, new_tokens, head_dim));
+        let keeps_all = |parts: Parts| parts.exact_of(tokens) + parts.vague >= tokens;
+        if keeps_all(whole) && !keeps_all(less) { whole } else { less }
+    }
+
+    /// The parts where a block gathers in room for `gathers` slots.
+    fn parts_beside(
+        &self,
+        gathers: usize,
+        budget: usize,
+        tokens: usize,
+        new_tokens: usize,
+        head_dim: usize,
+    ) -> Parts {
         let share = self.slot_share(head_dim);
         let parts = |limit: usize, vague: usize, over: usize| {
             let recents = ((limit as f64 * self.recent).round() as usize).clamp(1, limit - 1);
-            // Where fewer than a block of tokens come, there is room for these alone.
-            let spare = if vague > 0 && new_tokens + 1 >= BLOCK { BLOCK - 1 } else { 0 };
+            // In less room than a block's there is room for the tokens to come alone.
+            let spare = if vague > 0 && gathers == BLOCK { BLOCK - 1 } else { 0 };
             Parts { limit, recents, vague, over, spare }
         };
         // Without a vague part, tokens that leave are dropped.
@@ -142,8 +159,7 @@ impl QuantizedReviverOptions {
             let limit = without(budget).limit.max(tokens).max(LEAST);
             return parts(limit, 0, budget.saturating_sub(limit).clamp(1, BLOCK));
         }
-        // A block gathers in exact slots before it moves.
-        let rest = budget.saturating_sub(BLOCK.min(new_tokens + 1));
+        let rest = budget.saturating_sub(gathers);
         let least = ((rest as f64 * self.exact).ceil() as usize).max(LEAST);
         if share >= 1.0 || rest <= least {
             return without(budget);
@@ -394,8 +410,10 @@ mod tests {
     #[test]
     fn parts_take_no_more_than_the_budget() {
         let options = QuantizedReviverOptions::new(Budget::Ratio(0.25));
-        let parts = options.parts(512, 2_048, 200, 64);
-        assert_eq!(parts.exact_of(2_048) + parts.vague, 2_048, "{parts:?}");
+        for new_tokens in [10, 57, 200] {
+            let parts = options.parts(512, 2_048, new_tokens, 64);
+            assert_eq!(parts.exact_of(2_048) + parts.vague, 2_048, "{parts:?}");
+        }
         for (head_dim, bits) in [(64, [3, 2]), (128, [2, 2]), (16, [8, 8]), (2, [8, 8])] {
             let [key_bits, value_bits] = bits;
             for exact in [0.1, 0.5, 1.0] {
