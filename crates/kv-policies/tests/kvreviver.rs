@@ -229,7 +229,8 @@ fn rebuilding_changes_nothing() {
             let run = Run::new(2, 2, 130, 50, &tested.device);
             let config = |rebuild: bool| {
                 json!({
-                    "policy": "kvreviver", "vague": "sketch", "budget": 50, "buckets": buckets, "rebuild": rebuild,
+                    "policy": "kvreviver", "vague": "sketch", "budget": 50, "buckets": buckets,
+                    "rebuild": rebuild,
                     "signed_keys": buckets == 5
                 })
             };
@@ -551,7 +552,8 @@ fn refuses_what_cannot_be() {
             vec!["`layers` in `candidates`"],
         ),
         (
-            json!({"policy": "combine", "prefill": {"policy": "kvreviver", "vague": "sketch", "budget": 64},
+            json!({"policy": "combine",
+                   "prefill": {"policy": "kvreviver", "vague": "sketch", "budget": 64},
                    "decode": {"policy": "h2o", "budget": 64}}),
             vec!["`prefill` is `kvreviver`"],
         ),

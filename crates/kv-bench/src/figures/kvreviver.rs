@@ -55,7 +55,9 @@ pub(super) const FIGURES: &[Figure] = &[
                 vec![
                     json!({"policy": FULL}),
                     json!({"policy": "kvreviver", "vague": "sketch", "budget": BUDGET}),
-                    json!({"policy": "kvreviver", "vague": "sketch", "budget": BUDGET, "rebuild": true}),
+                    json!({
+                        "policy": "kvreviver", "vague": "sketch", "budget": BUDGET, "rebuild": true,
+                    }),
                 ]
             },
             more: |_, _, _, _| {},

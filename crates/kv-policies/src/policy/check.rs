@@ -1,4 +1,5 @@
-//! Checks of a policy's parameters. Their errors name the parameter, its value and what it may be.
+//! Checks of a policy's parameters. An error names the parameter, its value and the values
+//! that it may have.
 
 use std::fmt::Display;
 
@@ -9,7 +10,7 @@ use crate::Result;
 pub(crate) struct Check<'a>(pub(crate) &'a str);
 
 impl Check<'_> {
-    /// Refuses a value that is not what is `expected`.
+    /// Refuses a value for which a condition does not hold. `expected` says the condition.
     pub(crate) fn that(
         &self,
         name: &str,
@@ -28,7 +29,7 @@ impl Check<'_> {
         self.that(name, count, count > 0, "at least 1")
     }
 
-    /// Refuses what is no share of a whole.
+    /// Refuses a number outside 0 to 1.
     pub(crate) fn share(&self, name: &str, share: f64) -> Result<()> {
         self.that(name, share, (0.0..=1.0).contains(&share), "0 to 1")
     }

@@ -41,7 +41,8 @@ pub(crate) struct Attended {
     pub(crate) split: bool,
 }
 
-/// How ranges are split, by which kernel they are attended to, and where sums and logits go.
+/// The layout of a call: how many parts each range is split into, the kernel that attends to them,
+/// and the tensors that sums and logits are written to.
 struct Plan {
     layout: Layout,
     logits: LogitsSink,

@@ -9,8 +9,8 @@ use crate::backend::optional::OptionalFloat;
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait RmsNormOps: Backend {
-    /// Normalises the rows of `x`, or of `x + delta` where there is a `delta`. Returns them, and
-    /// what was normalised.
+    /// Normalises the rows of `x`, or of `x + delta` where there is a `delta`. Returns the
+    /// normalised rows, and the rows before the norm.
     fn rms_norm(
         x: FloatTensor<Self>,
         #[extension_type] delta: OptionalFloat<Self>,

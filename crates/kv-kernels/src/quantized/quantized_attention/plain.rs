@@ -8,8 +8,8 @@
 //! Each cube leaves the maximum, the sum of weights and the weighted values of its part;
 //! `combine.rs` reduces the parts and the attention so far.
 //!
-//! A code `c` is taken as `1 + c / 2^bits`, so factors are `2^bits` times as large, and their sum
-//! is subtracted from what is added once a row.
+//! A code `c` is read as the number `1 + c / 2^bits`, and its factor is `2^bits` times as large. The
+//! product is then too large by the factor: the sum of all factors of a row is subtracted once.
 
 use cubecl::prelude::*;
 
@@ -89,7 +89,9 @@ pub(super) fn quantized_attention_kernel<F: Float>(
     let mut plane_maxima = Shared::<[f32]>::new_slice(comptime!(planes * group));
 
     let mut maxima = Array::<f32>::new(group);
-    // This unit's share of the sums of weights, and of what is added to all channels.
+    // This unit's share of two sums of each head: of softmax weights, and of weights times the
+    // values' minima, less the weights times steps that a code's 1 adds. All channels have the
+    // second sum in common.
     let mut sums = Array::<f32>::new(group);
     let mut minima = Array::<f32>::new(group);
     let mut values = Array::<f32>::new(comptime!(group * CHANNELS));

@@ -36,8 +36,8 @@ impl SharedLists {
     /// budget has of sinks and recents together.
     ///
     /// # Shapes
-    /// `query` `[B, Hq, D]`; `states` are integers: channels `[B, Hq, r]`, budgets `[B, Hq, 3]`, and
-    /// sources `[B, Hq, 1]`, or `[B, Hq, 2]` with a board.
+    /// `query` `[B, Hq, D]`; `states` are integers: channels `[B, Hq, r]`, budgets `[B, Hq, 3]`,
+    /// and sources `[B, Hq, 1]`, or `[B, Hq, 2]` with a board.
     ///
     /// # Errors
     /// [`Error::InvalidPlan`] for caches without lists, and where layers before this one have not
