@@ -66,7 +66,7 @@ pub use attention::decode::{
 };
 pub use attention::evicting::{
     EvictingOutput, EvictionOptions, EvictionScope, EvictionStrategy, Guard, HeldSlots,
-    LOWEST_NORM, evicting_attention,
+    LOWEST_NORM, Memory, NO_RECORD, Ties, evicting_attention,
 };
 pub use attention::prefill::{
     PrefillOptions, PrefillOutput, PrefillStrategy, PrefillWindow, prefill_attention,

@@ -1,7 +1,7 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::{
     EvictingOutput, EvictionOptions, EvictionScope, EvictionStrategy, Guard, HeldSlots,
-    KernelError, SlotRanges, evicting_attention, log_norms,
+    KernelError, Memory, NO_RECORD, SlotRanges, Ties, evicting_attention, log_norms,
 };
 use kv_testing::{Golden, Numbers, TestDevice, devices, golden_files, relative_error};
 
@@ -68,6 +68,16 @@ impl Case {
         dtype: DType,
         options: EvictionOptions,
     ) -> Result<(EvictingOutput, Vec<i32>), KernelError> {
+        self.try_run_remembering(device, dtype, options, None)
+    }
+
+    fn try_run_remembering(
+        &self,
+        device: &Device,
+        dtype: DType,
+        options: EvictionOptions,
+        memory: Option<Memory<'_>>,
+    ) -> Result<(EvictingOutput, Vec<i32>), KernelError> {
         let (pairs, batch) = (self.lengths.len(), self.lengths.len() / self.kv_heads);
         let slots = pairs * self.capacity;
         let float = |values: &[f32], dtype| {
@@ -95,6 +105,7 @@ impl Case {
                 limits: ints(&self.limits),
                 places: &mut places,
                 arrivals: &mut arrivals,
+                memory,
             },
             options,
         );
@@ -454,6 +465,196 @@ fn heads_decide_together_on_every_device_and_dtype() {
     }
 }
 
+/// Slots that are compared by the largest importance of several steps, decayed: records are as in
+/// f64, and the least of them goes, whatever kernel decides. A head below its limit records, too.
+#[test]
+fn records_are_raised_and_compared() {
+    const DECAY: f64 = 0.8;
+    for tested in devices() {
+        let device = &tested.device;
+        let lengths = |heads: usize, sequences: &[usize]| -> Vec<usize> {
+            sequences.iter().flat_map(|length| vec![*length; heads]).collect()
+        };
+        let cases = [
+            (2, 2, 64, lengths(2, &[70, 300, 9])),
+            (8, 4, 128, lengths(8, &[2_100])),
+            (3, 1, 32, lengths(3, &[640, 64, 65])),
+            (2, 3, 64, lengths(2, &(0..150).map(|at| 2 + at * 7 % 90).collect::<Vec<_>>())),
+        ];
+        for dtype in tested.float_dtypes() {
+            // Kernels are compiled anew for every dtype, which takes software drivers seconds.
+            let every = if dtype != DType::F32 && tested.name == "wgpu" { 4 } else { 1 };
+            let scopes = [EvictionScope::Head, EvictionScope::Layer];
+            let cases = (70u64..).zip(&cases).step_by(every);
+            let cases = cases.flat_map(|case| scopes.map(|scope| (case, scope)));
+            let cases: Vec<_> = cases.collect();
+            let strategies = [&[EvictionStrategy::Auto][..], &FORCED].concat();
+            let test = format!("evicting_attention that remembers in {dtype:?}");
+            force(&test, &tested, &strategies, &cases, |strategy, case| {
+                let ((seed, (heads, group, dim, lengths)), scope) = *case;
+                let mut case = Case::random(seed, *heads, *group, *dim, lengths);
+                if lengths.len() > *heads {
+                    let last = lengths.len() - heads;
+                    case.limits[last..].iter_mut().for_each(|limit| *limit += 2);
+                }
+                let batch = lengths.len() / heads;
+                let slots = lengths.len() * case.capacity;
+                let stale = Tensor::<1>::full([slots], NO_RECORD, (device, DType::F32));
+                let mut records = stale;
+                let mut expected = vec![vec![f64::NEG_INFINITY; case.capacity]; lengths.len()];
+                for step in 0..4u64 {
+                    // Other queries, and another newest token, at positions of its sequence's own.
+                    case.query = Numbers::new(seed * 10 + step).normal(case.query.len());
+                    case.places = lengths
+                        .iter()
+                        .map(|l| (l / 2 + step as usize) as i32 % *l as i32)
+                        .collect();
+                    let case = case.rounded(device, dtype);
+                    let now: Vec<i32> =
+                        (0..batch).map(|at| (at as i32 + 1) * 40 + step as i32).collect();
+                    let memory = Memory {
+                        records: &mut records,
+                        now: Tensor::from_data(&now[..], (device, DType::I32)),
+                        decay: DECAY as f32,
+                    };
+                    let longest = lengths.iter().max().copied();
+                    let options =
+                        EvictionOptions { longest, scope, strategy, ..Default::default() };
+                    let (_, places) =
+                        case.try_run_remembering(device, dtype, options, Some(memory))?;
+                    let context = format!(
+                        "{} {dtype:?} {strategy:?} {scope:?}, {heads} heads of {group} by {dim}",
+                        tested.name
+                    );
+                    let (_, importances) = case.exact();
+                    let actual = records.clone().try_into_vec_as::<f32>().unwrap();
+                    for (pair, own) in importances.iter().enumerate() {
+                        let first = pair / heads * heads;
+                        let growth = -f64::from(now[pair / heads]) * DECAY.ln();
+                        let newest = case.places[pair] as usize;
+                        let sums: Vec<Option<f64>> = (0..own.len())
+                            .map(|place| match scope {
+                                EvictionScope::Head => own[place],
+                                EvictionScope::Layer => {
+                                    let all = &importances[first..first + heads];
+                                    let all = all.iter().filter_map(|head| head[place]);
+                                    Some(log_sum_exp(&all.collect::<Vec<_>>()))
+                                }
+                            })
+                            .collect();
+                        let compared: Vec<Option<f64>> = (0..own.len())
+                            .map(|place| {
+                                let before = &mut expected[pair][place];
+                                if place == newest {
+                                    *before = f64::NEG_INFINITY;
+                                }
+                                *before = before.max(sums[place].unwrap() + growth);
+                                Some(*before)
+                            })
+                            .collect();
+                        if scope == EvictionScope::Head || pair == first {
+                            for (place, expected) in compared.iter().enumerate() {
+                                let actual = f64::from(actual[pair * case.capacity + place]);
+                                let error = (actual - expected.unwrap()).abs();
+                                let at = format!("{context}: step {step}, head {pair}, {place}");
+                                assert!(error < 2e-3, "{at}: {actual} for {expected:?}");
+                            }
+                        }
+                        if case.lengths[pair] < case.limits[pair] {
+                            assert_eq!(places[pair], case.lengths[pair], "{context}: {pair}");
+                            continue;
+                        }
+                        let goes = |place| place != newest;
+                        case.assert_weakest(&compared, places[pair], pair, goes, 4e-3, &context);
+                    }
+                }
+                Ok(())
+            });
+        }
+    }
+}
+
+/// Of slots whose importances are within a factor, the oldest goes, on any number of cubes.
+#[test]
+fn the_oldest_of_equal_slots_goes() {
+    for tested in devices() {
+        let (device, name) = (&tested.device, tested.name.clone());
+        for (scope, lengths) in [(EvictionScope::Head, [3_000; 2]), (EvictionScope::Layer, [70; 2])]
+        {
+            let case = Case::random(90, 2, 2, 32, &lengths);
+            let slots = case.lengths.len() * case.capacity;
+            let mut numbers = Numbers::new(91);
+            let positions: Vec<i32> = (0..slots).map(|_| numbers.below(1 << 20) as i32).collect();
+            let ties = Ties {
+                positions: Tensor::from_data(&positions[..], (device, DType::I32)),
+                factor: 4.0,
+            };
+            let longest = Some(lengths[0]);
+            let options =
+                EvictionOptions { ties: Some(ties), scope, longest, ..Default::default() };
+            let (_, places) = case.run(device, DType::F32, options);
+            let (_, importances) = case.exact();
+            let plain = EvictionOptions { scope, longest, ..Default::default() };
+            let (_, plain) = case.run(device, DType::F32, plain);
+            assert_ne!(plain, places, "{name} {scope:?}: ties change nothing");
+            for (pair, own) in importances.iter().enumerate() {
+                let levels: Vec<f64> = (0..own.len())
+                    .map(|place| {
+                        let all = |heads: &[Vec<Option<f64>>]| {
+                            let all: Vec<f64> = heads.iter().map(|h| h[place].unwrap()).collect();
+                            log_sum_exp(&all) / 4f64.ln()
+                        };
+                        match scope {
+                            EvictionScope::Head => all(&importances[pair..=pair]),
+                            EvictionScope::Layer => all(&importances),
+                        }
+                    })
+                    .collect();
+                let least = |place: &usize| {
+                    let first = if scope == EvictionScope::Layer { 0 } else { pair };
+                    (levels[*place].floor() as i64, positions[first * case.capacity + place])
+                };
+                let newest = case.places[pair] as usize;
+                let expected =
+                    (0..own.len()).filter(|place| *place != newest).min_by_key(least).unwrap();
+                // The test says nothing where rounding moves a slot to another level.
+                let margin = |place: usize| (levels[place] - levels[place].round()).abs();
+                assert!(margin(expected) > 1e-4, "{name}");
+                assert_eq!(places[pair] as usize, expected, "{name} {scope:?}: head {pair}");
+            }
+        }
+    }
+}
+
+#[test]
+fn memories_and_ties_that_do_not_fit_are_refused() {
+    let TestDevice { device, .. } = devices().remove(0);
+    let case = Case::random(95, 1, 1, 8, &[4]);
+    let slots = case.capacity;
+    let ties = |factor: f32| EvictionOptions {
+        ties: Some(Ties { positions: Tensor::zeros([slots], (&device, DType::I32)), factor }),
+        ..Default::default()
+    };
+    assert!(case.try_run(&device, DType::F32, ties(2.0)).is_ok());
+    for factor in [1.0, f32::NAN, f32::INFINITY] {
+        let error = case.try_run(&device, DType::F32, ties(factor)).unwrap_err();
+        assert!(error.to_string().contains("factor"), "{error}");
+    }
+    let remembering = |slots: usize, decay: f32| {
+        let mut records = Tensor::full([slots], NO_RECORD, (&device, DType::F32));
+        let now = Tensor::zeros([1], (&device, DType::I32));
+        let memory = Memory { records: &mut records, now, decay };
+        case.try_run_remembering(&device, DType::F32, Default::default(), Some(memory))
+    };
+    assert!(remembering(slots, 1.0).is_ok());
+    for (slots, decay, named) in
+        [(slots + 1, 0.9, "records"), (slots, 0.0, "decay"), (slots, f32::NAN, "decay")]
+    {
+        let error = remembering(slots, decay).unwrap_err();
+        assert!(error.to_string().contains(named), "{error}");
+    }
+}
+
 /// A slot whose importance is no number in one head stays, however little it adds in the others,
 /// and hides no other slot.
 #[test]
@@ -703,7 +904,8 @@ fn arguments_that_do_not_fit_are_refused() {
         let options = EvictionOptions::default();
         let (mut places, mut arrivals) = (ints(places), arrivals(1, &device));
         let (log_norms, limits) = (floats(norms), ints(limits));
-        let held = HeldSlots { log_norms, limits, places: &mut places, arrivals: &mut arrivals };
+        let (places, arrivals) = (&mut places, &mut arrivals);
+        let held = HeldSlots { log_norms, limits, places, arrivals, memory: None };
         evicting_attention(query, [pool.clone(), pool], None, &ranges, held, options).map(|_| ())
     };
     assert!(call(4, 1, 1).is_ok());

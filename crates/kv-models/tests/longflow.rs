@@ -5,7 +5,7 @@ use kv_models::{Model, PrefillPass};
 use kv_policies::Needs;
 use kv_testing::{devices, skip};
 
-use super::followed::{Trace, follow};
+use super::followed::{Rule, Trace, follow};
 use super::support::model_folder;
 
 const PROMPT: usize = 300;
@@ -48,10 +48,13 @@ fn a_thousand_real_steps_give_up_the_slots_of_an_f64_reference() {
                 Tensor::<4>::from_data(data, (&tested.device, DType::F32)).reshape(shape)
             });
             let trace = Trace { query, keys, values };
-            for scope in ["layer", "head"] {
-                let context = format!("layer {layer}, {scope}, on {}", tested.name);
-                let ties = follow(&trace, PROMPT, BUDGET, scope, &context);
-                assert!(ties <= STEPS / 100, "{context}: {ties} near-ties");
+            let heads = Rule::default();
+            let together = Rule { layer: true, ..heads };
+            let remembering = Rule { memory: Some(0.99), ..together };
+            for rule in [together, heads, remembering, Rule { ties: Some(4.0), ..together }] {
+                let context = format!("layer {layer}, {rule:?}, on {}", tested.name);
+                let near = follow(&trace, PROMPT, BUDGET, rule, &context);
+                assert!(near <= STEPS / 100, "{context}: {near} near-ties");
             }
         }
     }

@@ -44,9 +44,28 @@ impl Trace {
 struct Head {
     keys: Vec<Vec<f64>>,
     values: Vec<Vec<f64>>,
+    /// Every slot's largest importance so far, decayed, or its importance at the last step.
+    scores: Vec<f64>,
+    /// Every slot's token.
+    tokens: Vec<usize>,
     limit: usize,
     /// Where the next token goes.
     place: usize,
+}
+
+/// How slots are compared, as the policy's options say.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Rule {
+    /// Whether the heads of a layer give up one token.
+    pub(crate) layer: bool,
+    pub(crate) memory: Option<f64>,
+    pub(crate) ties: Option<f64>,
+}
+
+impl Rule {
+    fn rank(self, score: f64) -> f64 {
+        self.ties.map_or(score.ln(), |factor| score.ln() / factor.ln())
+    }
 }
 
 impl Head {
@@ -72,26 +91,43 @@ impl Head {
         (outputs, importance)
     }
 
-    /// Chooses the next place by importances; returns the margin between the two least important
-    /// slots, as a difference of logarithms.
-    fn choose(&mut self, importance: &[f64], newest: usize) -> f64 {
-        let mut order: Vec<usize> = (0..importance.len()).filter(|&i| i != newest).collect();
-        order.sort_by(|&a, &b| importance[a].total_cmp(&importance[b]));
-        let full = self.keys.len() >= self.limit;
-        self.place = if full { *order.first().unwrap_or(&newest) } else { self.keys.len() };
-        match order[..] {
-            [first, second, ..] if full => importance[second].ln() - importance[first].ln(),
-            _ => f64::INFINITY,
+    /// Chooses the next place by importances.
+    fn choose(&mut self, importance: &[f64], newest: usize, rule: Rule) {
+        self.scores.resize(importance.len(), 0.0);
+        for (slot, (score, importance)) in self.scores.iter_mut().zip(importance).enumerate() {
+            let before = rule.memory.filter(|_| slot != newest).map_or(0.0, |decay| decay * *score);
+            *score = importance.max(before);
         }
+        let key = |slot: &usize| {
+            let rank = rule.rank(self.scores[*slot]);
+            if rule.ties.is_some() { (rank.floor(), self.tokens[*slot]) } else { (rank, *slot) }
+        };
+        let others = (0..importance.len()).filter(|&slot| slot != newest);
+        let least = others.min_by(|a, b| key(a).partial_cmp(&key(b)).unwrap());
+        let full = self.keys.len() >= self.limit;
+        self.place = if full { least.unwrap_or(newest) } else { self.keys.len() };
     }
 
-    fn write(&mut self, key: Vec<f64>, value: Vec<f64>) {
+    /// How far apart rounding may have brought two slots, one of which was chosen: their ranks, or
+    /// the nearest border of a level.
+    fn margin(&self, chosen: usize, rule: Rule) -> f64 {
+        let [a, b] = [self.place, chosen].map(|slot| rule.rank(self.scores[slot]));
+        if rule.ties.is_none() {
+            return (a - b).abs();
+        }
+        let border = |rank: f64| (rank - rank.round()).abs();
+        border(a).min(border(b))
+    }
+
+    fn write(&mut self, token: usize, key: Vec<f64>, value: Vec<f64>) {
         if self.place == self.keys.len() {
             self.keys.push(key);
             self.values.push(value);
+            self.tokens.push(token);
         } else {
             self.keys[self.place] = key;
             self.values[self.place] = value;
+            self.tokens[self.place] = token;
         }
     }
 }
@@ -106,43 +142,46 @@ fn rows(tensor: &Tensor<4>) -> Vec<Vec<Vec<f64>>> {
     all.chunks(tokens * dim).map(head).collect()
 }
 
-/// One step of all heads, of which those of a layer decide `together` or each by itself; returns
-/// all outputs, and every head's margin.
+/// One step of all heads, `kv_heads` a layer; returns all outputs.
 fn advance(
     heads: &mut [Head],
     queries: impl Fn(usize) -> Vec<Vec<f64>>,
     newest: &[usize],
-    together: usize,
-) -> (Vec<f64>, Vec<f64>) {
+    kv_heads: usize,
+    rule: Rule,
+) -> Vec<f64> {
+    let together = if rule.layer { kv_heads } else { 1 };
     let (mut outputs, mut importances) = (Vec::new(), Vec::new());
     for (range, head) in heads.iter().enumerate() {
         let (output, importance) = head.attend(&queries(range));
         outputs.extend(output);
         importances.push(importance);
     }
-    let mut margins = Vec::new();
     for (range, head) in heads.iter_mut().enumerate() {
         let layer = range / together * together..(range / together + 1) * together;
         let summed = (0..importances[range].len())
             .map(|slot| layer.clone().map(|range| importances[range][slot]).sum());
-        margins.push(head.choose(&summed.collect::<Vec<f64>>(), newest[range]));
+        head.choose(&summed.collect::<Vec<f64>>(), newest[range], rule);
     }
-    (outputs, margins)
+    outputs
 }
 
-/// Decodes the trace behind a prompt under LongFlow, by scope, and in f64. The places must be the
+/// Decodes the trace behind a prompt under LongFlow, by a rule, and in f64. The places must be the
 /// same, but where two slots differ by less than rounding; those steps are counted and go on alike.
 pub(crate) fn follow(
     trace: &Trace,
     prompt: usize,
     budget: usize,
-    scope: &str,
+    rule: Rule,
     context: &str,
 ) -> usize {
-    let config = json!({"policy": "longflow", "budget": budget, "scope": scope});
+    let Rule { layer, memory, ties } = rule;
+    let scope = if layer { "layer" } else { "head" };
+    let config = json!({
+        "policy": "longflow", "budget": budget, "scope": scope, "memory": memory, "ties": ties,
+    });
     let policy = build(&config).unwrap();
     let [batch, kv_heads, tokens, dim] = trace.keys.dims();
-    let together = if scope == "layer" { kv_heads } else { 1 };
     let group = trace.query.dims()[1] / kv_heads;
     let mut cache = trace.compress(&*policy, prompt);
     let (queries, keys, values) = (rows(&trace.query), rows(&trace.keys), rows(&trace.values));
@@ -155,27 +194,27 @@ pub(crate) fn follow(
             let live = cache.layout().live(range).map(|slot| positions[slot] as usize);
             let live: Vec<usize> = live.collect();
             let of = |all: &[Vec<Vec<f64>>]| live.iter().map(|&t| all[range][t].clone()).collect();
-            Head { keys: of(&keys), values: of(&values), limit: budget, place: 0 }
+            let (keys, values) = (of(&keys), of(&values));
+            Head { keys, values, scores: vec![], tokens: live, limit: budget, place: 0 }
         })
         .collect();
     let last: Vec<usize> = heads.iter().map(|head| head.keys.len() - 1).collect();
-    advance(&mut heads, |range| group_at(range, prompt - 1), &last, together);
-    let mut ties = 0;
+    advance(&mut heads, |range| group_at(range, prompt - 1), &last, kv_heads, rule);
+    let mut near = 0;
     for token in prompt..tokens {
         let step = trace.step(token);
         let output = read_f32("output", policy.step(LAYER, &mut cache, step).unwrap()).unwrap();
         let places = read_i32("places", WriteSlots::next(&cache).unwrap().clone()).unwrap();
         let newest: Vec<usize> = heads.iter().map(|head| head.place).collect();
         for (range, head) in heads.iter_mut().enumerate() {
-            head.write(keys[range][token].clone(), values[range][token].clone());
+            head.write(token, keys[range][token].clone(), values[range][token].clone());
         }
-        let (exact, margins) =
-            advance(&mut heads, |range| group_at(range, token), &newest, together);
+        let exact = advance(&mut heads, |range| group_at(range, token), &newest, kv_heads, rule);
         for (range, head) in heads.iter_mut().enumerate() {
             if places[range] as usize != head.place {
-                let margin = margins[range];
+                let margin = head.margin(places[range] as usize, rule);
                 assert!(margin < 1e-4, "{context}: step {token}, head {range}, margin {margin}");
-                ties += 1;
+                near += 1;
                 head.place = places[range] as usize;
             }
         }
@@ -183,5 +222,5 @@ pub(crate) fn follow(
         assert!(error < 1e-5, "{context}: step {token} off by {error}");
         assert_eq!(output.len(), batch * kv_heads * group * dim);
     }
-    ties
+    near
 }

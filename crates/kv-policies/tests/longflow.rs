@@ -2,12 +2,11 @@
 
 use burn::tensor::{DType, Tensor};
 use kv_core::{CacheOptions, LayerCache, SlotLayout, read_f32, read_i32};
-use kv_kernels::EvictionOptions;
-use kv_policies::{Certificate, PolicyError, Step, WriteSlots, build, certify};
+use kv_policies::{Certificate, PolicyError, Step, VictimChoice, WriteSlots, build, certify};
 use kv_testing::{Numbers, devices, golden_files, relative_error};
 use serde_json::{Value, json};
 
-use super::followed::{Trace, follow};
+use super::followed::{Rule, Trace, follow};
 use super::support::{LAYER, Prompt, kept, policy, step};
 
 impl Trace {
@@ -34,9 +33,14 @@ impl Trace {
 fn a_thousand_steps_give_up_the_slots_of_an_f64_reference() {
     for tested in devices() {
         let trace = Trace::random(2, 1_070, &tested.device);
-        for scope in ["layer", "head"] {
-            let ties = follow(&trace, 70, 48, scope, &format!("{} {scope}", tested.name));
-            assert!(ties <= 4, "{} {scope}: {ties} near-ties", tested.name);
+        for layer in [true, false] {
+            let plain = Rule { layer, ..Rule::default() };
+            let remembering = Rule { memory: Some(0.99), ..plain };
+            for rule in [plain, remembering, Rule { ties: Some(4.0), ..plain }] {
+                let context = format!("{} {rule:?}", tested.name);
+                let near = follow(&trace, 70, 48, rule, &context);
+                assert!(near <= 4, "{context}: {near} near-ties");
+            }
         }
     }
 }
@@ -47,9 +51,17 @@ fn budgets_around_the_prompt() {
     for tested in devices() {
         let trace = Trace::random(1, 60, &tested.device);
         for (prompt, budget) in [(40, 41), (40, 40), (40, 39), (40, 50), (40, 1), (1, 1), (1, 2)] {
-            for scope in ["layer", "head"] {
-                let context = format!("{prompt} under {budget}, {scope}");
-                follow(&trace, prompt, budget, scope, &context);
+            for layer in [true, false] {
+                for memory in [None, Some(0.9)] {
+                    let rule = Rule { layer, memory, ..Rule::default() };
+                    follow(
+                        &trace,
+                        prompt,
+                        budget,
+                        rule,
+                        &format!("{prompt} under {budget}, {rule:?}"),
+                    );
+                }
             }
         }
     }
@@ -152,8 +164,9 @@ fn golden_longflow_decode_loop() {
             let [q, k, v] =
                 ["step_q", "step_k", "step_v"].map(|name| golden.tensor(name).on::<4>(device));
             let at = |tensor: &Tensor<4>, index| tensor.clone().narrow(0, index, 1).squeeze_dim(0);
-            WriteSlots::attend_and_choose_victim(&mut cache, at(&q, 0), EvictionOptions::default())
-                .unwrap();
+            let now = Tensor::zeros([batch], (device, DType::I32));
+            let choice = VictimChoice::default();
+            WriteSlots::attend_and_choose_victim(&mut cache, at(&q, 0), &now, choice).unwrap();
             let written = golden.tensor("step_write_slot").indices();
             let evicted = golden.tensor("step_evict_idx").indices();
             let outputs = golden.tensor("step_out");
@@ -386,4 +399,44 @@ fn protected_slots_must_leave_one() {
     }
     assert_eq!(cache.layout().lengths()[0], 6);
     assert!((0..3).all(|token| kept(&cache, 0).contains(&token)));
+}
+
+/// Around LongFlow, KeepKV's steps remember importances, too: a memory that forgets at once drops
+/// the tokens that no memory drops, and a long one drops others.
+#[test]
+fn a_policy_around_it_remembers() {
+    for tested in devices() {
+        let trace = Trace::random(2, 90, &tested.device);
+        let kept_with = |memory: Option<f64>| {
+            let longflow = json!({"policy": "longflow", "budget": 24, "memory": memory});
+            let around = policy(json!({
+                "policy": "keepkv", "evictor": longflow, "threshold": 1.0, "order": "evict-first",
+            }));
+            let mut cache = trace.prompt(40).compress(&*around, 50);
+            for token in 40..90 {
+                let step = step(&trace.query, &trace.keys, &trace.values, token, token);
+                around.step(LAYER, &mut cache, step).unwrap();
+            }
+            (0..4).map(|range| kept(&cache, range)).collect::<Vec<_>>()
+        };
+        let plain = kept_with(None);
+        assert_eq!(kept_with(Some(1e-9)), plain, "{}", tested.name);
+        assert_ne!(kept_with(Some(0.99)), plain, "{}", tested.name);
+    }
+}
+
+#[test]
+fn memories_and_ties_are_checked() {
+    let refused = |config: Value| build(&config).unwrap_err().to_string();
+    for memory in [0.0, -0.5, 1.01] {
+        let error = refused(json!({"policy": "longflow", "budget": 8, "memory": memory}));
+        assert!(error.contains("memory") && error.contains(&memory.to_string()), "{error}");
+    }
+    for ties in [1.0, 0.0] {
+        let error = refused(json!({"policy": "longflow", "budget": 8, "ties": ties}));
+        assert!(error.contains("ties") && error.contains("above 1"), "{error}");
+    }
+    let ties = json!({"policy": "longflow", "budget": 8, "ties": 4.0});
+    build(&ties).unwrap();
+    refused(json!({"policy": "keepkv", "evictor": ties}));
 }

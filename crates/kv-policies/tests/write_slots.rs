@@ -4,13 +4,22 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::{
     CacheOptions, Error, KvCache, LayerCache, NUMERATORS, Origin, SlotLayout, read_f32, read_i32,
 };
-use kv_kernels::{EvictionOptions, HeadLayout};
-use kv_policies::WriteSlots;
+use kv_kernels::{EvictionScope, HeadLayout};
+use kv_policies::{VictimChoice, WriteSlots};
 use kv_testing::{Numbers, devices};
 
 const BATCH: usize = 2;
 const KV_HEADS: usize = 2;
 const DIM: usize = 16;
+
+/// Each head overwrites the slot of the least importance so far, decayed.
+const REMEMBERING: VictimChoice = VictimChoice {
+    scope: EvictionScope::Head,
+    protected: [0, 0],
+    evict_newest: false,
+    memory: Some(0.9),
+    ties: None,
+};
 
 /// Heads of 3 live slots, held at `limit`.
 fn at_limit(device: &Device, capacity: usize, limit: usize) -> LayerCache {
@@ -45,8 +54,8 @@ fn at(position: i32, device: &Device) -> Tensor<1, Int> {
 fn step(cache: &mut LayerCache, projected: Tensor<2>, layout: &HeadLayout, position: i32) {
     let device = cache.options().device.clone();
     let position = at(position, &device);
-    let query = WriteSlots::write_projected(cache, projected, position, layout).unwrap();
-    WriteSlots::attend_and_choose_victim(cache, query, EvictionOptions::default()).unwrap();
+    let query = WriteSlots::write_projected(cache, projected, position.clone(), layout).unwrap();
+    WriteSlots::attend_and_choose_victim(cache, query, &position, REMEMBERING).unwrap();
 }
 
 /// All that a cache holds, of live slots.
@@ -54,6 +63,8 @@ fn step(cache: &mut LayerCache, projected: Tensor<2>, layout: &HeadLayout, posit
 struct Contents {
     keys: Vec<f32>,
     norms: Vec<f32>,
+    /// Of importances; none before the first step.
+    records: Vec<f32>,
     positions: Vec<i32>,
     places: Vec<i32>,
     lengths: Vec<usize>,
@@ -65,9 +76,12 @@ fn contents(cache: &LayerCache) -> Contents {
     let keys = read_f32("keys", cache.keys().clone()).unwrap();
     let norms = read_f32("norms", WriteSlots::value_log_norms(cache).unwrap().clone()).unwrap();
     let positions = cache.read_positions().unwrap();
+    let records =
+        cache.track("importance_record").map(|own| read_f32("records", own.clone()).unwrap());
     Contents {
         keys: live.iter().flat_map(|slot| keys[slot * DIM..][..DIM].to_vec()).collect(),
         norms: live.iter().map(|slot| norms[*slot]).collect(),
+        records: records.iter().flat_map(|own| live.iter().map(|slot| own[*slot])).collect(),
         positions: live.iter().map(|slot| positions[*slot]).collect(),
         places: read_i32("places", WriteSlots::next(cache).unwrap().clone()).unwrap(),
         lengths: cache.layout().lengths().to_vec(),
@@ -90,14 +104,17 @@ fn projected_tokens_are_written_like_others() {
             let heads = projected.clone().reshape([BATCH, 4 * KV_HEADS, DIM]);
             let part = |first, count| heads.clone().narrow(1, first, count);
             let (query, keys, values) = (part(0, 4), part(4, 2), part(6, 2));
-            WriteSlots::write(&mut plain, keys, values, at(position, device)).unwrap();
-            WriteSlots::attend_and_choose_victim(&mut plain, query, EvictionOptions::default())
-                .unwrap();
+            let now = at(position, device);
+            WriteSlots::write(&mut plain, keys, values, now.clone()).unwrap();
+            WriteSlots::attend_and_choose_victim(&mut plain, query, &now, REMEMBERING).unwrap();
             step(&mut fused, projected, &layout, position);
             let (a, b) = (contents(&fused), contents(&plain));
-            let close = a.norms.iter().zip(&b.norms).all(|(a, b)| (a - b).abs() < 1e-5);
-            assert!(close, "{}: norms {:?} for {:?}", tested.name, a.norms, b.norms);
-            assert_eq!(Contents { norms: b.norms.clone(), ..a }, b, "{}", tested.name);
+            for (a, b) in [(&a.norms, &b.norms), (&a.records, &b.records)] {
+                let close = a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5);
+                assert!(close, "{}: {a:?} for {b:?}", tested.name);
+            }
+            let (norms, records) = (b.norms.clone(), b.records.clone());
+            assert_eq!(Contents { norms, records, ..a }, b, "{}", tested.name);
             let track =
                 |cache: &LayerCache| read_f32("t", cache.track("other").unwrap().clone()).unwrap();
             assert_eq!(track(&fused), track(&plain), "{}: a new slot starts anew", tested.name);

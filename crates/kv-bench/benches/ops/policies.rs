@@ -47,6 +47,7 @@ pub(crate) fn attention(criterion: &mut Criterion, name: &str, inputs: &mut Inpu
             limits: ranges.lengths.clone(),
             places: &mut places,
             arrivals: &mut arrivals,
+            memory: None,
         };
         let pool = [keys.clone(), values.clone()];
         let options = EvictionOptions::default();

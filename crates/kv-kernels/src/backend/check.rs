@@ -153,7 +153,7 @@ impl Check {
     pub(crate) fn unsupported(
         &self,
         argument: &'static str,
-        actual: usize,
+        actual: impl std::fmt::Display,
         supported: &'static str,
     ) -> KernelError {
         KernelError::Unsupported { op: self.op, argument, actual: actual.to_string(), supported }

@@ -83,6 +83,12 @@ optional!(
     /// A tensor of floats, or none.
     OptionalFloat, FloatTensor, Tensor<D>
 );
+impl<B: Backend> OptionalFloat<B> {
+    pub(crate) fn of(tensor: Option<FloatTensor<B>>) -> Self {
+        tensor.map_or(Self::Absent, Self::Present)
+    }
+}
+
 optional!(
     /// A tensor of integers, or none.
     OptionalInt, IntTensor, Tensor<D, Int>

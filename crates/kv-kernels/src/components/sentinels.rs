@@ -31,6 +31,10 @@ pub const LOWEST_NORM: f32 = -3.0e38;
 /// The logarithm of the importance of a slot of weight 0, which is never evicted.
 pub(crate) const INFINITE_IMPORTANCE: f32 = f32::MAX;
 
+/// The record of a slot that no step has scored. It is below the records of all importances, of
+/// values of zeros too.
+pub const NO_RECORD: f32 = f32::MIN;
+
 /// The minimum over no numbers. It is above every number that an argmin compares.
 #[cfg(feature = "gpu")]
 pub(crate) const NO_MINIMUM: f32 = f32::MAX;

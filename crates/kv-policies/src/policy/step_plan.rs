@@ -7,6 +7,7 @@ use burn::tensor::{DType, Int, Tensor};
 use kv_core::{LayerCache, Selection, read_i32};
 use kv_kernels::{
     AttentionOutput, DecodeAttentionOptions, EvictionOptions, EvictionScope, GroupReduction, Guard,
+    Ties,
 };
 
 use super::config::invalid;
@@ -86,7 +87,7 @@ pub enum StepAttention<'a> {
 }
 
 /// How the launch that attends chooses the slot that the next token overwrites.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct VictimChoice {
     /// Which heads give up a slot together.
     pub scope: EvictionScope,
@@ -94,6 +95,12 @@ pub struct VictimChoice {
     pub protected: [usize; 2],
     /// Whether the token just written may be overwritten next, where no last token is protected.
     pub evict_newest: bool,
+    /// `γ`, where slots are compared by the largest importance that they have had, decayed by `γ` a
+    /// step ([`kv_kernels::Memory`]).
+    pub memory: Option<f32>,
+    /// The factor within which importances are equal, where the oldest of equal slots goes
+    /// ([`kv_kernels::Ties`]).
+    pub ties: Option<f32>,
 }
 
 /// An attention of a policy's own.
@@ -343,8 +350,9 @@ impl<'a> StepPlan<'a> {
         let (probabilities, logits) = match attention {
             StepAttention::Own(attend) => return attend(cache, query, step),
             StepAttention::ChooseVictim(choice) => {
-                let options = choice.options(cache, &step.position);
-                return Ok(WriteSlots::attend_and_choose_victim(cache, query, options)?.output);
+                let position = &step.position;
+                let chosen = WriteSlots::attend_and_choose_victim(cache, query, position, choice)?;
+                return Ok(chosen.output);
             }
             StepAttention::Live { probabilities, logits } => {
                 let updates = update.as_ref().is_some_and(StepUpdate::takes_logits);
@@ -395,14 +403,16 @@ impl fmt::Debug for StepPlan<'_> {
 impl VictimChoice {
     /// The kernel's options for a step whose tokens have these positions, `[B]`.
     pub(crate) fn options(self, cache: &LayerCache, position: &Tensor<1, Int>) -> EvictionOptions {
-        let Self { scope, protected: [sinks, recents], evict_newest } = self;
+        let Self { scope, protected: [sinks, recents], evict_newest, ties, .. } = self;
         let guard = (sinks > 0 || recents > 0).then(|| Guard {
             positions: cache.positions().clone(),
             now: position.clone(),
             sinks,
             recents,
         });
-        EvictionOptions { scope, evict_newest, guard, ..EvictionOptions::default() }
+        let positions = || cache.positions().clone();
+        let ties = ties.map(|factor| Ties { positions: positions(), factor });
+        EvictionOptions { scope, evict_newest, guard, ties, ..EvictionOptions::default() }
     }
 }
 
@@ -436,7 +446,7 @@ impl StepUpdate<'_> {
 }
 
 impl StepOutput {
-    fn view<'a>(
+    pub(crate) fn view<'a>(
         &'a self,
         layer: LayerContext,
         cache: &'a LayerCache,

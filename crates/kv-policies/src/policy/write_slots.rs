@@ -7,12 +7,16 @@ use kv_core::{
     StateBytes, StepLengths, counted, expect_shape, states_of,
 };
 use kv_kernels::{
-    EvictingOutput, EvictionOptions, HeadLayout, HeldSlots, Placement, assign_ints,
-    evicting_attention, log_norms, write_heads,
+    EvictingOutput, EvictionOptions, HeadLayout, HeldSlots, Memory, NO_RECORD, Placement,
+    assign_ints, evicting_attention, log_norms, write_heads,
 };
+
+use crate::policy::step_plan::VictimChoice;
 
 /// The track of `ln ‖v‖₁`.
 const LOG_NORMS: &str = "value_log_norm";
+/// The track of [`kv_kernels::Memory::records`].
+pub(crate) const RECORDS: &str = "importance_record";
 
 /// The slots that the next tokens are written to, in a cache whose heads are held at their limits
 /// ([`LayerCache::limits`]): a head below its limit grows by a slot in each step, a head at its
@@ -141,7 +145,7 @@ impl WriteSlots {
     /// tokens too.
     ///
     /// # Shapes
-    /// `query` `[B, Hq, D]`.
+    /// `query` `[B, Hq, D]`; `position`, of the newest tokens, `[B]`.
     ///
     /// # Errors
     /// The errors of [`evicting_attention`]; [`Error::InvalidPlan`] for a cache that is not held at
@@ -149,20 +153,33 @@ impl WriteSlots {
     pub fn attend_and_choose_victim(
         cache: &mut LayerCache,
         query: Tensor<3>,
-        mut options: EvictionOptions,
+        position: &Tensor<1, Int>,
+        choice: VictimChoice,
     ) -> Result<EvictingOutput> {
-        options.longest = options.longest.or(Some(cache.layout().most_capacity()));
+        let longest = Some(cache.layout().most_capacity());
+        let options = EvictionOptions { longest, ..choice.options(cache, position) };
         let log_norms = Self::value_log_norms(cache).cloned().ok_or_else(not_held)?;
         let pool = [cache.keys().clone(), cache.values().clone()];
         let (weights, ranges) = (cache.log_weights().cloned(), cache.ranges().clone());
+        let known = || cache.track(RECORDS).cloned();
+        let mut records =
+            choice.memory.map(|_| known().unwrap_or_else(|| log_norms.full_like(NO_RECORD)));
+        let memory = records.as_mut().zip(choice.memory);
+        let memory =
+            memory.map(|(records, decay)| Memory { records, now: position.clone(), decay });
         let own = cache.policy_state_mut::<Self>().ok_or_else(not_held)?;
         let held = HeldSlots {
             log_norms,
             limits: own.limits_on_device.clone(),
             places: &mut own.slots,
             arrivals: &mut own.arrivals,
+            memory,
         };
-        Ok(evicting_attention(query, pool, weights, &ranges, held, options)?)
+        let output = evicting_attention(query, pool, weights, &ranges, held, options)?;
+        if let Some(records) = records {
+            cache.set_track(RECORDS, records, NO_RECORD)?;
+        }
+        Ok(output)
     }
 
     /// Advances each head's next slot by one, in place: to the slot behind the live ones or, at the
@@ -256,7 +273,8 @@ impl PolicyState for WriteSlots {
     }
 
     fn sets_track(&self, track: &str) -> bool {
-        track == LOG_NORMS
+        // The newest token's slot has no record, whatever stands there.
+        track == LOG_NORMS || track == RECORDS
     }
 }
 

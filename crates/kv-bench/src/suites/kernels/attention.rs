@@ -2,9 +2,9 @@
 
 use burn::tensor::{DType, Distribution, Int, Tensor, TensorData};
 use kv_kernels::{
-    DecodeAttentionOptions, EvictionOptions, EvictionScope, HeldSlots, PrefillOptions,
-    PrefillWindow, Share, SlotRanges, SlotView, decode_attention, evicting_attention, log_norms,
-    prefill_attention,
+    DecodeAttentionOptions, EvictionOptions, EvictionScope, HeldSlots, Memory, NO_RECORD,
+    PrefillOptions, PrefillWindow, Share, SlotRanges, SlotView, decode_attention,
+    evicting_attention, log_norms, prefill_attention,
 };
 
 use super::KernelBench;
@@ -92,9 +92,15 @@ fn evicting(
     let mut arrivals = Tensor::<2, Int>::zeros(counters, (&places.device(), DType::I32));
     let bytes = 2 * case.pairs() * case.tokens * case.head_dim * bench.dtype.size();
     let task = format!("decode_attention {}", case.name());
-    let scopes =
-        [("evicting", EvictionScope::Head), ("evicting for a layer", EvictionScope::Layer)];
-    for (variant, scope) in scopes {
+    let slots = norms[0].dims()[0];
+    let mut records = Tensor::<1>::full([slots], NO_RECORD, (&places.device(), DType::F32));
+    let now = Tensor::<1, Int>::full([case.batch], 1_000, (&places.device(), DType::I32));
+    let scopes = [
+        ("evicting", EvictionScope::Head, false),
+        ("evicting for a layer", EvictionScope::Layer, false),
+        ("evicting for a layer, remembering", EvictionScope::Layer, true),
+    ];
+    for (variant, scope, remembers) in scopes {
         bench.measure(&task, variant, pools.len(), [bytes as f64, 0.0], |i| {
             let longest = Some(case.tokens);
             let done = evicting_attention(
@@ -107,6 +113,11 @@ fn evicting(
                     limits: limits.clone(),
                     places: &mut places,
                     arrivals: &mut arrivals,
+                    memory: remembers.then(|| Memory {
+                        records: &mut records,
+                        now: now.clone(),
+                        decay: 0.99,
+                    }),
                 },
                 EvictionOptions { longest, scope, ..EvictionOptions::default() },
             )?;

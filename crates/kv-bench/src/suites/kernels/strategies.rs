@@ -145,6 +145,7 @@ fn evicting(bench: &mut KernelBench<'_>, case: &Attention) -> anyhow::Result<()>
                 limits: ranges.lengths.clone(),
                 places: &mut places,
                 arrivals: &mut arrivals,
+                memory: None,
             };
             let longest = Some(case.tokens);
             let options =

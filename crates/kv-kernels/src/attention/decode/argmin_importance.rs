@@ -21,6 +21,8 @@ use crate::components::sort_key::sort_key_of_number;
 
 /// `log2 e`
 pub(super) const LOG2_E: f32 = std::f32::consts::LOG2_E;
+/// `ln 2`
+const LN_2: f32 = std::f32::consts::LN_2;
 
 /// Slots whose value norms a cube prefetches: a cube with a whole range, and a cube of a cluster.
 const AHEAD: [usize; 2] = [4096, 2048];
@@ -35,8 +37,10 @@ pub(super) fn ahead(joined: bool, sums: PartialShape) -> usize {
 /// The slots of a range among which a cube looks for the least importance.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct CandidateSlots {
+    /// The range, counted over all sequences' key-value heads.
+    pub(super) kv_head: usize,
     /// The range's first slot in the pool; the cube's first slot, counted from the range's first
-    /// slot; and the number of slots that the cube has, 0 where nothing is evicted.
+    /// slot; and the number of slots that the cube has, 0 where nothing is evicted or recorded.
     pub(super) start: usize,
     pub(super) first: usize,
     pub(super) count: usize,
@@ -76,13 +80,13 @@ pub(super) fn prefetch_log_norms(
 
 /// Returns the least importance among the cube's slots, as a sort key, and the lowest slot that has
 /// it, counted from the range's first slot. Only the first plane gets them. `norms` holds the
-/// prefetched logarithms of this unit's value norms, `log_norms` `[S]` the logarithms of all value
-/// norms.
+/// prefetched logarithms of this unit's value norms. Where steps remember, records are compared in
+/// place of importances, and raised.
 #[cube]
 pub(super) fn argmin_importance(
     cube: &CubeSums,
     norms: &Array<f32>,
-    log_norms: &[f32],
+    eviction: &mut Eviction,
     candidates_of_cube: &CandidateSlots,
     #[comptime] spares_newest: bool,
     #[comptime] joined: bool,
@@ -96,7 +100,16 @@ pub(super) fn argmin_importance(
     for g in 0..group {
         normalisers[g] = cube.maxima[g] * LOG2_E + log2(cube.weights[g]);
     }
-    let compared = comptime!(Compared::InHead { spares_newest });
+    let remembers = comptime!(eviction.records.is_some());
+    // The newest token's record is raised, too, though it may be no candidate.
+    let compared = comptime!(Compared::InHead { spares_newest: spares_newest && !remembers });
+    let mut growth = 0.0f32;
+    #[comptime]
+    if let ComptimeOption::Some(records) = &eviction.records {
+        let total_kv_heads = eviction.limits.len();
+        let sequence = records.sequence_of(candidates_of_cube.kv_head, total_kv_heads);
+        growth = records.growth_of(sequence);
+    }
     let mut best = f32::new(INFINITE_IMPORTANCE);
     let mut best_slot = usize::new(0);
     #[unroll]
@@ -106,7 +119,7 @@ pub(super) fn argmin_importance(
             #[unroll]
             for c in comptime!(round * TOGETHER)..comptime!(((round + 1) * TOGETHER).min(ahead)) {
                 let slot = c * units + UNIT_POS as usize;
-                let value = importance(
+                let mut value = importance(
                     &cube.totals,
                     &normalisers,
                     norms[c],
@@ -115,6 +128,10 @@ pub(super) fn argmin_importance(
                     compared,
                     group,
                 );
+                if remembers {
+                    let own = remember(value, eviction, slot, growth, candidates_of_cube);
+                    value = spared(own, slot, candidates_of_cube, spares_newest);
+                }
                 // Slots ascend, so `<` keeps the lowest of equal slots.
                 best_slot = select(value < best, slot, best_slot);
                 best = min(best, value);
@@ -123,15 +140,66 @@ pub(super) fn argmin_importance(
     }
     let mut slot = comptime!(ahead * units) + UNIT_POS as usize;
     while slot < candidates_of_cube.count {
-        let norm = log_norms[candidates_of_cube.start + candidates_of_cube.first + slot];
-        let value =
+        let norm = eviction.log_norms[candidates_of_cube.start + candidates_of_cube.first + slot];
+        let mut value =
             importance(&cube.totals, &normalisers, norm, slot, candidates_of_cube, compared, group);
+        if remembers {
+            let own = remember(value, eviction, slot, growth, candidates_of_cube);
+            value = spared(own, slot, candidates_of_cube, spares_newest);
+        }
         best_slot = select(value < best, slot, best_slot);
         best = min(best, value);
         slot += units;
     }
 
     block_argmin(best, candidates_of_cube.first + best_slot, sums)
+}
+
+/// Raises the record of the cube's slot number `slot` to its importance, a logarithm to base 2.
+/// Returns the record, or the importance of a slot that is no candidate.
+#[cube]
+fn remember(
+    importance: f32,
+    eviction: &mut Eviction,
+    slot: usize,
+    growth: f32,
+    candidates_of_cube: &CandidateSlots,
+) -> f32 {
+    let mut value = importance;
+    #[comptime]
+    if let ComptimeOption::Some(records) = &mut eviction.records {
+        if slot < candidates_of_cube.count {
+            let new = (candidates_of_cube.first + slot) as i32 == candidates_of_cube.newest;
+            let slot = candidates_of_cube.start + candidates_of_cube.first + slot;
+            let before = records.before(slot, new);
+            value = records.raise(slot, before, new, natural(importance), growth);
+        }
+    }
+    value
+}
+
+/// The natural logarithm of an importance, from its logarithm to base 2. An infinite importance
+/// stays infinite.
+#[cube]
+pub(super) fn natural(importance: f32) -> f32 {
+    let infinite = importance == f32::new(INFINITE_IMPORTANCE);
+    select(infinite, importance, importance * f32::new(LN_2))
+}
+
+/// The importance, or an infinite one where the slot is the newest token's and that is spared.
+#[cube]
+fn spared(
+    importance: f32,
+    slot: usize,
+    candidates_of_cube: &CandidateSlots,
+    #[comptime] spares_newest: bool,
+) -> f32 {
+    let mut value = importance;
+    if spares_newest {
+        let newest = (candidates_of_cube.first + slot) as i32 == candidates_of_cube.newest;
+        value = select(newest, f32::new(INFINITE_IMPORTANCE), importance);
+    }
+    value
 }
 
 /// Returns the least importance among a cube's units, as a sort key, and the lowest slot that has

@@ -84,6 +84,8 @@ pub(crate) enum LogitsSink {
         spares_newest: bool,
         /// Heads of a sequence that evict one common slot, or 0 where each head evicts its own.
         together: usize,
+        /// Whether slots are compared by records of importances rather than by this step's.
+        remembers: bool,
     },
 }
 
@@ -94,5 +96,15 @@ impl LogitsSink {
             Self::ArgminInPlace { together, .. } => together,
             _ => 0,
         }
+    }
+
+    /// Whether the newest token is no candidate.
+    pub(super) fn spares_newest(self) -> bool {
+        matches!(self, Self::ArgminInPlace { spares_newest: true, .. })
+    }
+
+    /// Whether every step's importances are recorded, even where nothing is evicted yet.
+    pub(super) fn remembers(self) -> bool {
+        matches!(self, Self::ArgminInPlace { remembers: true, .. })
     }
 }

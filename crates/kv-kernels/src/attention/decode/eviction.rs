@@ -4,6 +4,8 @@
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+use super::importance_records::{ImportanceRecords, Remembered};
+
 /// The tensors that an eviction within the attention kernel reads and writes.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct Eviction {
@@ -20,6 +22,10 @@ pub(crate) struct Eviction {
     /// Counters of a sequence's arrivals, `[B, ARRIVALS]`, where heads evict one common slot. They
     /// are 0 before and after the kernel.
     pub(super) arrivals: Box<[u32]>,
+    /// What steps remember of importances, where the blueprint's [`LogitsSink`] says so.
+    ///
+    /// [`LogitsSink`]: super::blueprint::LogitsSink
+    pub(super) records: ComptimeOption<ImportanceRecords>,
 }
 
 /// The eviction that a call asks for, on the host.
@@ -39,6 +45,8 @@ pub(crate) struct Evicts {
     pub(crate) in_launch: bool,
     /// Heads of a sequence that evict one common slot, or 0 where each head evicts its own.
     pub(crate) together: usize,
+    /// What steps remember of importances, where they do.
+    pub(crate) records: Option<Remembered>,
 }
 
 impl Evicts {
@@ -51,6 +59,7 @@ impl Evicts {
             arg(&self.write_slots),
             importances.into_buffer_arg(),
             arg(&self.arrivals),
+            self.records.as_ref().map(Remembered::launched).into(),
         )
     }
 }

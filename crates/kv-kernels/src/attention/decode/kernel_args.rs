@@ -81,7 +81,14 @@ impl AttendedRanges {
             split: cube % splits,
             splits,
             indexer: self.indexer(kv_head, blueprint.features.view),
-            sequence: Sequence::of(&self.lengths, eviction, kv_head, total_kv_heads, logits),
+            sequence: Sequence::of(
+                &self.offsets,
+                &self.lengths,
+                eviction,
+                kv_head,
+                total_kv_heads,
+                logits,
+            ),
         }
     }
 }

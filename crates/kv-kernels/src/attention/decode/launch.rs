@@ -308,8 +308,9 @@ impl Call {
         let DecodeConfig { features, longest, .. } = self.config;
         let [_, _, head_dim] = self.query.shape().dims();
         match evicts {
-            Some(&Evicts { in_launch: true, spares_newest, together, .. }) => {
-                LogitsSink::ArgminInPlace { spares_newest, together }
+            Some(&Evicts { in_launch: true, spares_newest, together, ref records, .. }) => {
+                let remembers = records.is_some();
+                LogitsSink::ArgminInPlace { spares_newest, together, remembers }
             }
             _ if !features.scores => LogitsSink::None,
             _ if features.view == ViewKind::All

@@ -25,6 +25,8 @@ pub(crate) mod blueprint;
 mod combine;
 #[cfg(feature = "gpu")]
 pub(crate) mod eviction;
+#[cfg(feature = "gpu")]
+pub(crate) mod importance_records;
 pub(crate) mod index_sets;
 #[cfg(feature = "gpu")]
 pub(crate) mod kernel_args;

@@ -12,6 +12,8 @@ pub(crate) struct Sequence {
     /// The sequence's number, and the number of its first head.
     pub(super) index: usize,
     pub(super) first: usize,
+    /// The first slot of the first head, which has the records of all heads where steps remember.
+    pub(super) start: usize,
     /// Importances that a head has room for.
     pub(super) stride: usize,
     /// Slots that every head of the sequence has.
@@ -24,11 +26,19 @@ pub(crate) struct Sequence {
 impl Sequence {
     /// The value for a head that decides alone.
     pub(crate) fn alone(kv_head: usize) -> Sequence {
-        Sequence { index: 0usize, first: kv_head, stride: 0usize, length: 0usize, full: false }
+        Sequence {
+            index: 0usize,
+            first: kv_head,
+            start: 0usize,
+            stride: 0usize,
+            length: 0usize,
+            full: false,
+        }
     }
 
-    /// The sequence of head `kv_head`, one of `total_kv_heads`, from all heads' lengths and limits.
+    /// The sequence of head `kv_head`, one of `total_kv_heads`, from all heads' ranges and limits.
     pub(super) fn of(
+        offsets: &[i32],
         lengths: &[i32],
         eviction: &ComptimeOption<Eviction>,
         kv_head: usize,
@@ -40,6 +50,9 @@ impl Sequence {
         if comptime!(heads > 0) {
             sequence.index = kv_head / heads;
             sequence.first = kv_head / heads * heads;
+            if comptime!(logits.remembers()) {
+                sequence.start = offsets[sequence.first] as usize;
+            }
             #[comptime]
             if let ComptimeOption::Some(eviction) = eviction {
                 sequence.stride = eviction.importances.len() / total_kv_heads;

@@ -226,13 +226,15 @@ pub(crate) fn attend<E: Float, N: Size>(
     // A head below its limit evicts nothing.
     let mut full = part.length >= limit;
     let together = comptime!(blueprint.logits.together());
+    let remembers = comptime!(blueprint.logits.remembers());
     if comptime!(together > 0) {
         full = part.sequence.full;
     }
     let candidates_of_cube = CandidateSlots {
+        kv_head,
         start,
         first,
-        count: select(full, end - first, 0usize),
+        count: select(full || remembers, end - first, 0usize),
         logits_at: sums_end.runtime(),
         stride,
         newest,
@@ -254,22 +256,23 @@ pub(crate) fn attend<E: Float, N: Size>(
     }
 
     // Messages to other cubes travel while the output is written.
-    let spares = comptime!(matches!(
-        blueprint.logits,
-        LogitsSink::ArgminInPlace { spares_newest: true, .. }
-    ));
+    let spares = comptime!(blueprint.logits.spares_newest());
     let candidates = ClusterArgmin::room(cubes);
     let mut arrived = 0u32;
     let mut place = i32::new(NO_INDEX as i64);
     #[comptime]
     if let ComptimeOption::Some(eviction) = eviction {
         if comptime!(together > 0) {
-            arrived = publish(&sums, &norms, eviction, &candidates_of_cube, part, joined, joint);
+            let active = part.sequence.full || remembers;
+            if active {
+                arrived =
+                    publish(&sums, &norms, eviction, &candidates_of_cube, part, joined, joint);
+            }
         } else {
             let (key, argmin) = argmin_importance(
                 &sums,
                 &norms,
-                &eviction.log_norms,
+                eviction,
                 &candidates_of_cube,
                 spares,
                 joined,
@@ -290,7 +293,8 @@ pub(crate) fn attend<E: Float, N: Size>(
     #[comptime]
     if let ComptimeOption::Some(eviction) = eviction {
         if comptime!(together > 0) {
-            let rules = comptime!(TogetherRules { heads: together, spares_newest: spares });
+            let rules =
+                comptime!(TogetherRules { heads: together, spares_newest: spares, remembers });
             give_up_together(arrived, eviction, &candidates_of_cube, part, rules, joined, joint);
         } else {
             if joined {

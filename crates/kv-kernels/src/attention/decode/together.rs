@@ -10,7 +10,8 @@
 use cubecl::prelude::*;
 
 use super::argmin_importance::{
-    CandidateSlots, Compared, LOG2_E, TOGETHER, ahead, block_argmin, importance, next_write_slot,
+    CandidateSlots, Compared, LOG2_E, TOGETHER, ahead, block_argmin, importance, natural,
+    next_write_slot,
 };
 use super::eviction::Eviction;
 use super::range_part::{RangePart, Sequence};
@@ -48,6 +49,8 @@ pub(super) struct TogetherRules {
     pub(super) heads: usize,
     /// Whether the newest token is no candidate.
     pub(super) spares_newest: bool,
+    /// Whether slots are compared by records of importances rather than by this step's.
+    pub(super) remembers: bool,
 }
 
 /// Writes the importances of a cube's slots, and counts the cube as arrived. Returns how many
@@ -66,65 +69,63 @@ pub(super) fn publish(
     let unit = UNIT_POS as usize;
     let mut before = 0u32;
     let sequence = &part.sequence;
-    if sequence.full {
-        let group = sums.group.comptime();
-        let mut normalisers = Array::<f32>::new(group);
-        #[unroll]
-        for g in 0..group {
-            normalisers[g] = cube.maxima[g] * LOG2_E + log2(cube.weights[g]);
-        }
-        let ahead = comptime!(ahead(joined, sums));
-        let to = part.kv_head * sequence.stride + candidates_of_cube.first;
-        #[unroll]
-        for round in 0..comptime!(ahead.div_ceil(TOGETHER)) {
-            if comptime!(round * TOGETHER * units) < candidates_of_cube.count {
-                // A round's importances are all computed before the first is written, so that none
-                // waits for another.
-                let mut values = Array::<f32>::new(TOGETHER);
-                #[unroll]
-                for i in 0..comptime!(TOGETHER.min(ahead - round * TOGETHER)) {
-                    let c = comptime!(round * TOGETHER + i);
-                    let slot = c * units + unit;
-                    let value = importance(
-                        &cube.totals,
-                        &normalisers,
-                        norms[c],
-                        slot,
-                        candidates_of_cube,
-                        Compared::OverHeads,
-                        group,
-                    );
-                    values[i] = number_or_most(value);
-                }
-                #[unroll]
-                for i in 0..comptime!(TOGETHER.min(ahead - round * TOGETHER)) {
-                    let slot = comptime!((round * TOGETHER + i) * units) + unit;
-                    if slot < candidates_of_cube.count {
-                        eviction.importances[to + slot] = values[i];
-                    }
+    let group = sums.group.comptime();
+    let mut normalisers = Array::<f32>::new(group);
+    #[unroll]
+    for g in 0..group {
+        normalisers[g] = cube.maxima[g] * LOG2_E + log2(cube.weights[g]);
+    }
+    let ahead = comptime!(ahead(joined, sums));
+    let to = part.kv_head * sequence.stride + candidates_of_cube.first;
+    #[unroll]
+    for round in 0..comptime!(ahead.div_ceil(TOGETHER)) {
+        if comptime!(round * TOGETHER * units) < candidates_of_cube.count {
+            // A round's importances are all computed before the first is written, so that none
+            // waits for another.
+            let mut values = Array::<f32>::new(TOGETHER);
+            #[unroll]
+            for i in 0..comptime!(TOGETHER.min(ahead - round * TOGETHER)) {
+                let c = comptime!(round * TOGETHER + i);
+                let slot = c * units + unit;
+                let value = importance(
+                    &cube.totals,
+                    &normalisers,
+                    norms[c],
+                    slot,
+                    candidates_of_cube,
+                    Compared::OverHeads,
+                    group,
+                );
+                values[i] = number_or_most(value);
+            }
+            #[unroll]
+            for i in 0..comptime!(TOGETHER.min(ahead - round * TOGETHER)) {
+                let slot = comptime!((round * TOGETHER + i) * units) + unit;
+                if slot < candidates_of_cube.count {
+                    eviction.importances[to + slot] = values[i];
                 }
             }
         }
-        let mut slot = comptime!(ahead * units) + unit;
-        while slot < candidates_of_cube.count {
-            let first = candidates_of_cube.start + candidates_of_cube.first;
-            let norm = eviction.log_norms[first + slot];
-            let value = importance(
-                &cube.totals,
-                &normalisers,
-                norm,
-                slot,
-                candidates_of_cube,
-                Compared::OverHeads,
-                group,
-            );
-            eviction.importances[to + slot] = number_or_most(value);
-            slot += units;
-        }
-        sync_cube();
-        if unit == 0 {
-            before = arrive_at(&eviction.arrivals, sequence.index * ARRIVALS + part.split);
-        }
+    }
+    let mut slot = comptime!(ahead * units) + unit;
+    while slot < candidates_of_cube.count {
+        let first = candidates_of_cube.start + candidates_of_cube.first;
+        let norm = eviction.log_norms[first + slot];
+        let value = importance(
+            &cube.totals,
+            &normalisers,
+            norm,
+            slot,
+            candidates_of_cube,
+            Compared::OverHeads,
+            group,
+        );
+        eviction.importances[to + slot] = number_or_most(value);
+        slot += units;
+    }
+    sync_cube();
+    if unit == 0 {
+        before = arrive_at(&eviction.arrivals, sequence.index * ARRIVALS + part.split);
     }
     before
 }
@@ -147,16 +148,15 @@ pub(super) fn give_up_together(
     #[comptime] joined: bool,
     #[comptime] sums: PartialShape,
 ) {
-    let TogetherRules { heads, spares_newest } = rules;
+    let TogetherRules { heads, remembers, .. } = rules;
     let unit = UNIT_POS as usize;
     let sequence = &part.sequence;
-    if !sequence.full {
-        if unit == 0 && part.split == 0 {
-            let nowhere = i32::new(NO_INDEX as i64);
-            eviction.write_slots[part.kv_head] =
-                next_write_slot(nowhere, candidates_of_cube.newest, false, part.length);
-        }
-    } else {
+    if !sequence.full && unit == 0 && part.split == 0 {
+        let nowhere = i32::new(NO_INDEX as i64);
+        eviction.write_slots[part.kv_head] =
+            next_write_slot(nowhere, candidates_of_cube.newest, false, part.length);
+    }
+    if sequence.full || remembers {
         let mut before = Shared::<[u32]>::new_slice(1usize);
         if unit == 0 {
             before[0] = arrived;
@@ -164,14 +164,8 @@ pub(super) fn give_up_together(
         sync_cube();
         if before[0] == comptime!(heads as u32 - 1) {
             let counters = sequence.index * ARRIVALS;
-            let (key, slot_in_head) = least_of_part(
-                &eviction.importances,
-                candidates_of_cube,
-                sequence,
-                heads,
-                spares_newest,
-                sums,
-            );
+            let (key, slot_in_head) =
+                least_of_part(eviction, candidates_of_cube, sequence, rules, sums);
             // Without the discard the device writes all importances to memory, which takes 1.4 % of
             // the time at 128x32x8x3200 and 2.4 % at 16x32x8x3200. Parts of a range share lines, so
             // a cube with a part must not discard any.
@@ -201,7 +195,7 @@ pub(super) fn give_up_together(
                             select(key == 0, i32::new(NO_INDEX as i64), (!slot_in_head) as i32);
                     }
                 }
-                if done {
+                if done && sequence.full {
                     let next =
                         next_write_slot(chosen, candidates_of_cube.newest, true, part.length);
                     #[unroll]
@@ -215,15 +209,16 @@ pub(super) fn give_up_together(
 }
 
 /// Returns the least sum over heads among a part's slots, and its slot, as [`block_argmin`] does.
+/// Where steps remember, it is the least record, and records are raised to the sums.
 #[cube]
 fn least_of_part(
-    importances: &[f32],
+    eviction: &mut Eviction,
     candidates_of_cube: &CandidateSlots,
     sequence: &Sequence,
-    #[comptime] heads: usize,
-    #[comptime] spares_newest: bool,
+    #[comptime] rules: TogetherRules,
     #[comptime] sums: PartialShape,
 ) -> (u32, i32) {
+    let TogetherRules { heads, spares_newest, remembers } = rules;
     let units = comptime!(sums.planes * PLANE);
     let each = comptime!((MOST_READ / FOUR / heads).clamp(1, MOST_FOURS));
     let from = sequence.first * sequence.stride + candidates_of_cube.first;
@@ -234,13 +229,21 @@ fn least_of_part(
     let mut best = nothing;
     let mut best_slot = 0usize;
     // A sum of importances is at least its largest term, and at most that term times the number of
-    // heads. Only slots whose largest term is within this bound of the least need exponentials.
+    // heads. Only slots whose largest term is within this bound of the least, or whose bound breaks
+    // their record, need exponentials.
     let mut bound = nothing;
+    let most_more = comptime!((heads as f32).log2() + SLACK);
+    let mut growth = 0.0f32;
+    #[comptime]
+    if let ComptimeOption::Some(records) = &eviction.records {
+        growth = records.growth_of(sequence.index);
+    }
     // All units run equally many rounds.
     let unit = UNIT_POS as usize;
     let mut from_round = 0usize;
     while from_round < fours {
         let mut own = Array::<Vector<f32, Const<4>>>::new(comptime!(each * heads));
+        let mut before = Array::<f32>::new(comptime!(if remembers { each * FOUR } else { 1 }));
         #[unroll]
         for c in 0..each {
             if from_round + comptime!(c * units) < fours {
@@ -248,7 +251,16 @@ fn least_of_part(
                 #[unroll]
                 for head in 0..heads {
                     own[c * heads + head] =
-                        read_four(importances, from + head * sequence.stride + slot);
+                        read_four(&eviction.importances, from + head * sequence.stride + slot);
+                }
+                #[comptime]
+                if let ComptimeOption::Some(records) = &eviction.records {
+                    #[unroll]
+                    for i in 0..FOUR {
+                        let slot = candidates_of_cube.first + min(slot + i, count - 1);
+                        let new = slot as i32 == candidates_of_cube.newest;
+                        before[c * FOUR + i] = records.before(sequence.start + slot, new);
+                    }
                 }
             }
         }
@@ -271,7 +283,7 @@ fn least_of_part(
                         top = max(top, own[c * heads + head].extract(i));
                     }
                     let mut goes = slot < count && top > lowest;
-                    if spares_newest {
+                    if comptime!(spares_newest && !remembers) {
                         goes = goes
                             && (candidates_of_cube.first + slot) as i32
                                 != candidates_of_cube.newest;
@@ -281,16 +293,29 @@ fn least_of_part(
                 }
             }
         }
-        let least = number_of_key(least_of_plane(sort_key(least)));
-        bound = min(bound, least + comptime!((heads as f32).log2() + SLACK));
+        if comptime!(!remembers) {
+            let least = number_of_key(least_of_plane(sort_key(least)));
+            bound = min(bound, least + most_more);
+        }
         #[unroll]
         for c in 0..each {
             #[unroll]
             for i in 0..FOUR {
                 let top = tops[c * FOUR + i];
-                if top <= bound && top < nothing {
+                let slot = (from_round + c * units + unit) * FOUR + i;
+                // The record of a slot that has no weight or is NaN may be another token's.
+                let mut live = top < nothing;
+                if remembers {
+                    live = slot < count;
+                }
+                if live {
+                    let mut wanted = top <= bound;
+                    if remembers {
+                        wanted = top < nothing
+                            && natural(top + most_more) + growth > before[c * FOUR + i];
+                    }
                     let mut value = top;
-                    if comptime!(heads > 1) {
+                    if comptime!(heads > 1) && wanted {
                         let mut sum = 0.0f32;
                         #[unroll]
                         for head in 0..heads {
@@ -298,10 +323,20 @@ fn least_of_part(
                         }
                         value += log2(sum);
                     }
+                    #[comptime]
+                    if let ComptimeOption::Some(records) = &mut eviction.records {
+                        let at = candidates_of_cube.first + slot;
+                        let new = at as i32 == candidates_of_cube.newest;
+                        let before = before[c * FOUR + i];
+                        let record =
+                            records.raise(sequence.start + at, before, new, natural(value), growth);
+                        value = record;
+                        wanted = !(new && spares_newest);
+                    }
                     // Slots ascend, so `<` keeps the lowest of equal slots.
-                    if value < best {
+                    if wanted && value < best {
                         best = value;
-                        best_slot = (from_round + c * units + unit) * FOUR + i;
+                        best_slot = slot;
                     }
                 }
             }

@@ -31,12 +31,18 @@ pub(crate) struct EvictingArgs<B: Backend> {
     pub(crate) write_slots: IntTensor<B>,
     /// Counters, `[B, ARRIVALS]`, 0 before and after the call.
     pub(crate) arrivals: IntTensor<B>,
-    /// `[S]`, where sinks and recents are kept.
+    /// `[S]`, where sinks and recents are kept, or the oldest of equal slots goes.
     #[extension_type]
     pub(crate) positions: OptionalInt<B>,
     /// `[B]`, where sinks and recents are kept.
     #[extension_type]
     pub(crate) now: OptionalInt<B>,
+    /// Records of importances, `[S]`, where they are compared. They are raised in place.
+    #[extension_type]
+    pub(crate) records: OptionalFloat<B>,
+    /// Positions of the newest tokens, `[B]`, where records are compared.
+    #[extension_type]
+    pub(crate) steps: OptionalInt<B>,
     pub(crate) config: EvictionConfig,
 }
 
@@ -49,6 +55,9 @@ pub(crate) struct Evicted<B: Backend> {
     pub(crate) write_slots: IntTensor<B>,
     /// `[B, ARRIVALS]`
     pub(crate) arrivals: IntTensor<B>,
+    /// `[S]`, where records are compared.
+    #[extension_type]
+    pub(crate) records: OptionalFloat<B>,
     /// Log-importances, `[S]`; a placeholder where `config` does not ask for them.
     pub(crate) importance: FloatTensor<B>,
 }

@@ -32,8 +32,8 @@ mod cpu {
     use crate::attention::decode::reference::Scores;
     use crate::attention::evicting::EvictionScope;
     use crate::attention::evicting::args::{Evicted, EvictingArgs};
-    use crate::attention::evicting::reference::{Decision, HostGuard};
-    use crate::backend::host_buffers::slice;
+    use crate::attention::evicting::reference::{Decision, HostGuard, HostRecords};
+    use crate::backend::host_buffers::{slice, slice_mut};
     use crate::backend::optional::{OptionalFloat, OptionalInt};
 
     impl EvictingAttentionOps for Flex {
@@ -57,9 +57,10 @@ mod cpu {
             let [offsets, lengths, limits, write_slots] =
                 [args.offsets, args.lengths, args.limits, args.write_slots]
                     .map(|tensor| tensor.to_contiguous());
-            let guard = args.positions.into_option().zip(args.now.into_option());
-            let guard =
-                guard.map(|(positions, now)| [positions.to_contiguous(), now.to_contiguous()]);
+            let whole = |tensor: FlexTensor| tensor.to_contiguous();
+            let positions = args.positions.into_option().map(whole);
+            let [now, steps] = [args.now, args.steps].map(|own| own.into_option().map(whole));
+            let mut records = args.records.into_option().map(whole);
             let log_norms = args.log_norms.to_contiguous();
             let decision = Decision {
                 logits: slice::<f32>(&logits),
@@ -70,23 +71,32 @@ mod cpu {
                 limits: slice::<i32>(&limits),
                 newest: slice::<i32>(&write_slots),
                 spares_newest: config.spares_newest,
-                guard: guard.as_ref().map(|[positions, now]| HostGuard {
-                    positions: slice::<i32>(positions),
+                positions: positions.as_ref().map(slice::<i32>),
+                guard: now.as_ref().map(|now| HostGuard {
                     now: slice::<i32>(now),
                     sinks: config.sinks,
                     recents: config.recents,
                 }),
+                levels: config.levels,
                 kv_heads,
                 group,
                 together: config.scope == EvictionScope::Layer,
             };
             let importance = decision.importance();
-            let next = TensorData::new(decision.next(&importance), Shape::from([batch, kv_heads]));
+            let records_on_host = records.as_mut().zip(steps.as_ref());
+            let records_on_host = records_on_host.map(|(records, steps)| HostRecords {
+                records: slice_mut::<f32>(records),
+                now: slice::<i32>(steps),
+                growth: config.growth,
+            });
+            let next = decision.next(&importance, records_on_host);
+            let next = TensorData::new(next, Shape::from([batch, kv_heads]));
             let slots = importance.len();
             let importance = TensorData::new(importance, [slots]);
             let (next, importance) =
                 (FlexTensor::from_data(next), FlexTensor::from_data(importance));
-            Evicted { output, write_slots: next, arrivals: args.arrivals, importance }
+            let records = OptionalFloat::of(records);
+            Evicted { output, write_slots: next, arrivals: args.arrivals, records, importance }
         }
     }
 }

@@ -3,10 +3,10 @@
 
 use cubecl::prelude::*;
 
+use super::comparison::{Comparison, Least, Rules, least_of_cube};
 use crate::attention::decode::argmin_importance::next_write_slot;
-use crate::components::argmin::block_argmin;
-use crate::components::sentinels::{INFINITE_IMPORTANCE, LOWEST_LOGIT, NO_INDEX, WEIGHTLESS_LOGIT};
-use crate::components::softmax::{divisor, is_number, larger};
+use crate::components::sentinels::{INFINITE_IMPORTANCE, LOWEST_LOGIT, WEIGHTLESS_LOGIT};
+use crate::components::softmax::{divisor, larger};
 
 /// Units that combine the statistics of one query head's parts; a power of two.
 const JOINERS: usize = 32;
@@ -32,13 +32,6 @@ pub(super) struct Blueprint {
     /// Whether importances are written.
     pub(super) importance: bool,
     pub(super) rules: Rules,
-}
-
-/// Which slots are kept whatever their importance.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Rules {
-    pub(super) guarded: bool,
-    pub(super) spares_newest: bool,
 }
 
 /// The key-value heads of a call.
@@ -83,28 +76,30 @@ pub(super) struct SlotImportances {
     importances: Box<[f32]>,
 }
 
-/// Tokens that are kept whatever their importance, where [`Rules::guarded`].
-#[derive(CubeType, CubeLaunch)]
-pub(super) struct Guarded {
-    /// Positions of the slots' tokens, `[S]`.
-    positions: Box<[i32]>,
-    /// Positions of the newest tokens, `[B]`.
-    now: Box<[i32]>,
-    /// First tokens that are kept.
-    sinks: i32,
-    /// Last tokens that are kept.
-    recents: i32,
-}
-
 /// The least important slot that each cube has found. `choose_kernel` compares them.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Candidates {
-    /// Logarithms of importances, `[choices, slices]`.
-    importances: Box<[f32]>,
-    /// Slots counted from their head's first slot, `[choices, slices]`; [`NO_INDEX`] for none.
+    /// [`Least::value`], `[choices, slices]`.
+    values: Box<[f32]>,
+    /// [`Least::position`], `[choices, slices]`.
+    positions: Box<[i32]>,
+    /// [`Least::slot`], `[choices, slices]`.
     slots: Box<[i32]>,
     /// Cubes that share the slots of a head, or of a sequence whose heads evict one common slot.
     slices: usize,
+}
+
+#[cube]
+impl Candidates {
+    fn write(&mut self, cube: usize, least: Least) {
+        self.values[cube] = least.value;
+        self.positions[cube] = least.position;
+        self.slots[cube] = least.slot;
+    }
+
+    fn read(&self, cube: usize) -> Least {
+        Least { value: self.values[cube], position: self.positions[cube], slot: self.slots[cube] }
+    }
 }
 
 /// Comptime configuration of the decision for all heads of a sequence.
@@ -125,7 +120,7 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
     split_heads: &mut SplitHeads<F, N>,
     slots: &mut SlotImportances,
     heads: &mut Heads,
-    guarded: &Guarded,
+    comparison: &mut Comparison,
     candidates: &mut Candidates,
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
@@ -151,7 +146,8 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
     let first = min(slice * share, length);
     let mut end = min(first + share, length);
     // A head below its limit evicts nothing.
-    if comptime!(!blueprint.importance) && !full {
+    let remembers = comptime!(comparison.records.is_some());
+    if comptime!(!blueprint.importance && !remembers) && !full {
         end = first;
     }
     let mut early = Array::<f32>::new(comptime!(AHEAD * group));
@@ -269,12 +265,8 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
     for g in 0..group {
         normalisers[g] = maxima[g * joiners] + sums[g * joiners].ln();
     }
-    let mut today = 0i32;
-    if comptime!(rules.guarded) {
-        today = guarded.now[kv_head / heads.kv_heads];
-    }
-    let mut best = f32::new(INFINITE_IMPORTANCE);
-    let mut best_slot = i32::new(NO_INDEX as i64);
+    let among = comparison.of(kv_head / heads.kv_heads, start, newest, rules);
+    let mut best = Least::none();
     let mut own = Array::<f32>::new(group);
     #[unroll]
     for a in 0..AHEAD {
@@ -288,11 +280,7 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
             if comptime!(blueprint.importance) {
                 slots.importances[start + slot_in_head] = value;
             }
-            let goes = may_go(guarded, value, slot_in_head, newest, start, today, rules);
-            if goes && (value < best || best_slot == NO_INDEX) {
-                best = value;
-                best_slot = i32::cast_from(slot_in_head);
-            }
+            comparison.compare(&mut best, value, slot_in_head, &among, rules);
         }
     }
     let mut slot_in_head = first + comptime!(AHEAD * units) + unit;
@@ -305,21 +293,16 @@ pub(super) fn decide_kernel<F: Float, N: Size>(
         if comptime!(blueprint.importance) {
             slots.importances[start + slot_in_head] = value;
         }
-        let goes = may_go(guarded, value, slot_in_head, newest, start, today, rules);
-        if goes && (value < best || best_slot == NO_INDEX) {
-            best = value;
-            best_slot = i32::cast_from(slot_in_head);
-        }
+        comparison.compare(&mut best, value, slot_in_head, &among, rules);
         slot_in_head += units;
     }
-    let (value, argmin) = block_argmin(best, best_slot, blueprint.planes);
+    let least = least_of_cube(best, rules, blueprint.planes);
     if unit == 0 {
         if comptime!(blueprint.whole) {
             heads.write_slots[kv_head] =
-                next_write_slot(argmin, newest, full, heads.lengths[kv_head]);
+                next_write_slot(least.slot, newest, full, heads.lengths[kv_head]);
         } else {
-            candidates.importances[cube] = value;
-            candidates.slots[cube] = argmin;
+            candidates.write(cube, least);
         }
     }
 }
@@ -332,6 +315,7 @@ pub(super) fn choose_kernel(
     heads: &mut Heads,
     choices: usize,
     #[comptime] count: usize,
+    #[comptime] rules: Rules,
     #[comptime] planes: usize,
 ) {
     let choice = CUBE_POS;
@@ -340,22 +324,15 @@ pub(super) fn choose_kernel(
     }
     let slices = candidates.slices;
     let newest = heads.write_slots[choice * count];
-    let mut best = f32::new(INFINITE_IMPORTANCE);
-    let mut best_slot = i32::new(NO_INDEX as i64);
-    // Slices ascend, so `<` keeps the lowest of equal slots.
+    let mut best = Least::none();
+    // Slices ascend, so the lowest of equal slots stays.
     let mut slice = UNIT_POS as usize;
     while slice < slices {
-        let at = choice * slices + slice;
-        let value = candidates.importances[at];
-        let slot_in_head = candidates.slots[at];
-        if slot_in_head != NO_INDEX && (value < best || best_slot == NO_INDEX) {
-            best = value;
-            best_slot = slot_in_head;
-        }
+        best.lower_to(candidates.read(choice * slices + slice), rules);
         slice += CUBE_DIM as usize;
     }
-    let (_, argmin) = block_argmin(best, best_slot, planes);
-    write_next_slots(heads, choice * count, argmin, newest, count);
+    let least = least_of_cube(best, rules, planes);
+    write_next_slots(heads, choice * count, least.slot, newest, count);
 }
 
 /// Writes the slots of the next tokens of `count` heads. All units must have read `newest`, and
@@ -384,7 +361,7 @@ fn write_next_slots(
 pub(super) fn decide_together_kernel(
     importance: &[f32],
     heads: &mut Heads,
-    guarded: &Guarded,
+    comparison: &mut Comparison,
     candidates: &mut Candidates,
     batch: usize,
     #[comptime] blueprint: TogetherBlueprint,
@@ -405,13 +382,9 @@ pub(super) fn decide_together_kernel(
     }
     let length = max(length, 0i32) as usize;
     let newest = heads.write_slots[first];
-    let mut today = 0i32;
-    if comptime!(rules.guarded) {
-        today = guarded.now[sequence];
-    }
-    let mut best = f32::new(INFINITE_IMPORTANCE);
-    let mut best_slot = i32::new(NO_INDEX as i64);
     let start = heads.offsets[first] as usize;
+    let among = comparison.of(sequence, start, newest, rules);
+    let mut best = Least::none();
     let share = length.div_ceil(slices);
     let end = min((slice + 1) * share, length);
     let mut slot_in_head = slice * share + UNIT_POS as usize;
@@ -434,42 +407,15 @@ pub(super) fn decide_together_kernel(
             }
             all = top + sum.ln();
         }
-        let goes = may_go(guarded, all, slot_in_head, newest, start, today, rules);
-        if goes && (all < best || best_slot == NO_INDEX) {
-            best = all;
-            best_slot = i32::cast_from(slot_in_head);
-        }
+        comparison.compare(&mut best, all, slot_in_head, &among, rules);
         slot_in_head += CUBE_DIM as usize;
     }
-    let (value, argmin) = block_argmin(best, best_slot, blueprint.planes);
+    let least = least_of_cube(best, rules, blueprint.planes);
     if comptime!(blueprint.whole) {
-        write_next_slots(heads, first, argmin, newest, count);
+        write_next_slots(heads, first, least.slot, newest, count);
     } else if UNIT_POS == 0 {
-        candidates.importances[cube] = value;
-        candidates.slots[cube] = argmin;
+        candidates.write(cube, least);
     }
-}
-
-/// Whether a slot may be evicted.
-#[cube]
-fn may_go(
-    guarded: &Guarded,
-    importance: f32,
-    slot_in_head: usize,
-    newest: i32,
-    start: usize,
-    now: i32,
-    #[comptime] rules: Rules,
-) -> bool {
-    let mut goes = importance != f32::new(INFINITE_IMPORTANCE) && is_number(importance);
-    if comptime!(rules.spares_newest) {
-        goes = goes && i32::cast_from(slot_in_head) != newest;
-    }
-    if comptime!(rules.guarded) {
-        let position = guarded.positions[start + slot_in_head];
-        goes = goes && position >= guarded.sinks && position <= now - guarded.recents;
-    }
-    goes
 }
 
 /// A slot's log-importance, `ln Σ_g α_g ‖v‖₁`, from its logits.

@@ -9,12 +9,14 @@ use cubecl::prelude::*;
 
 use super::EvictionScope;
 use super::args::{Evicted, EvictingArgs};
+use super::comparison::{ComparisonLaunch, Rules};
 use super::kernel::{
-    self, Blueprint, CandidatesLaunch, GuardedLaunch, HeadsLaunch, Rules, SlotImportancesLaunch,
-    SplitHeadsLaunch, TogetherBlueprint,
+    self, Blueprint, CandidatesLaunch, HeadsLaunch, SlotImportancesLaunch, SplitHeadsLaunch,
+    TogetherBlueprint,
 };
 use crate::attention::decode::args::DecodeArgs;
 use crate::attention::decode::eviction::Evicts;
+use crate::attention::decode::importance_records::Remembered;
 use crate::backend::client::{elem_type, empty_like, grid, processors, widest_cube};
 use crate::backend::optional::{OptionalFloat, OptionalInt};
 
@@ -25,10 +27,11 @@ const MOST_SLICES: usize = 64;
 /// Units of a cube that compares candidates: one for each candidate.
 const CHOOSERS: usize = MOST_SLICES;
 
-/// The least importance and its slot from each cube that shares a head or a sequence, for the
-/// kernel that compares them.
+/// The least important slot from each cube that shares a head or a sequence, for the kernel that
+/// compares them.
 struct Candidates {
-    importances: CubeTensor,
+    values: CubeTensor,
+    positions: CubeTensor,
     slots: CubeTensor,
     slices: usize,
 }
@@ -38,7 +41,8 @@ impl Candidates {
     fn new(query: &CubeTensor, choices: usize, slices: usize) -> Self {
         let cubes = choices * slices;
         Self {
-            importances: empty_like(query, Shape::from([cubes]), DType::F32),
+            values: empty_like(query, Shape::from([cubes]), DType::F32),
+            positions: empty_like(query, Shape::from([cubes]), DType::I32),
             slots: empty_like(query, Shape::from([cubes]), DType::I32),
             slices,
         }
@@ -46,7 +50,8 @@ impl Candidates {
 
     fn launched(&self) -> CandidatesLaunch {
         let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
-        CandidatesLaunch::new(arg(&self.importances), arg(&self.slots), self.slices)
+        let (values, positions) = (arg(&self.values), arg(&self.positions));
+        CandidatesLaunch::new(values, positions, arg(&self.slots), self.slices)
     }
 }
 
@@ -63,6 +68,11 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
     let log_norms = into_contiguous(eviction.log_norms);
     let [limits, write_slots, arrivals] =
         [eviction.limits, eviction.write_slots, eviction.arrivals].map(into_contiguous);
+    let remembered = |records: CubeTensor, now: CubeTensor| Remembered {
+        records: into_contiguous(records),
+        now: into_contiguous(now),
+        growth: config.growth,
+    };
     let evicts = Evicts {
         log_norms: log_norms.clone(),
         limits: limits.clone(),
@@ -71,6 +81,11 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
         spares_newest: config.spares_newest,
         in_launch,
         together: if together { kv_heads } else { 0 },
+        records: eviction
+            .records
+            .into_option()
+            .zip(eviction.steps.into_option())
+            .map(|(records, now)| remembered(records, now)),
     };
     let attention = DecodeArgs::<CubeBackend> {
         query: eviction.query,
@@ -90,9 +105,11 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
     let slots = log_norms.shape().num_elements();
     let shape = Shape::from([if importance && !in_launch { slots } else { 1 }]);
     let importances = empty_like(&query, shape, DType::F32);
+    let records = evicts.records.as_ref();
+    let raised = OptionalFloat::of(records.map(|own| own.records.clone()));
     if in_launch {
-        let output = attended.output;
-        return Evicted { output, write_slots, arrivals, importance: importances };
+        let (output, records) = (attended.output, raised);
+        return Evicted { output, write_slots, arrivals, records, importance: importances };
     }
     let total_kv_heads = batch * kv_heads;
     // Where heads do not fill the device, each gets as many units as one cube can have. Several
@@ -104,7 +121,11 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
     let units = if total_kv_heads > processors { UNITS.min(widest) } else { widest };
     let slices = longest.div_ceil(units * kernel::AHEAD).clamp(1, MOST_SLICES);
     let lanes = 4;
-    let rules = Rules { guarded: config.guarded, spares_newest: config.spares_newest };
+    let rules = Rules {
+        guarded: config.guarded,
+        spares_newest: config.spares_newest,
+        ties: config.levels.is_some(),
+    };
     let blueprint = Blueprint {
         group: attended.group,
         columns: attended.group * head_dim / lanes,
@@ -124,7 +145,17 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
         let (limits, write_slots) = (arg(&limits), arg(&write_slots));
         HeadsLaunch::new(offsets, lengths, limits, write_slots, total_kv_heads, kv_heads)
     };
-    let guarded = || GuardedLaunch::new(arg(&positions), arg(&now), config.sinks, config.recents);
+    // Heads that evict one common slot have one record for each.
+    let comparison = |records: Option<&Remembered>| {
+        ComparisonLaunch::new(
+            arg(&positions),
+            arg(&now),
+            config.sinks,
+            config.recents,
+            config.levels.unwrap_or_default(),
+            records.map(Remembered::launched).into(),
+        )
+    };
     let candidates = Candidates::new(&query, total_kv_heads, slices);
     // SAFETY: shapes were checked; the kernels stay within the ranges and the parts of the heads.
     unsafe {
@@ -145,7 +176,7 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
                 arg(&importances),
             ),
             heads(),
-            guarded(),
+            comparison(records.filter(|_| !together)),
             candidates.launched(),
             blueprint,
             elem_type(query.dtype),
@@ -161,7 +192,7 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
                     CubeDim::new_1d(widest as u32),
                     arg(&importances),
                     heads(),
-                    guarded(),
+                    comparison(records),
                     candidates.launched(),
                     batch,
                     TogetherBlueprint {
@@ -184,9 +215,11 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
                 heads(),
                 choices,
                 count,
+                rules,
                 planes(CHOOSERS),
             );
         }
     }
-    Evicted { output: attended.output, write_slots, arrivals, importance: importances }
+    let (output, records) = (attended.output, raised);
+    Evicted { output, write_slots, arrivals, records, importance: importances }
 }

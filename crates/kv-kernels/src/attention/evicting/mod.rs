@@ -6,12 +6,17 @@
 //! slots, and no value is read twice. Importances are compared as logarithms. The paper leaves out
 //! the softmax's maximum; logarithms also tell very large and very small logits apart.
 //!
+//! One query is a noisy judge of a token. [`Memory`] compares slots by the largest importance that
+//! they ever had, decayed, and [`Ties`] counts importances within a factor as equal. Both are ours.
+//!
 //! On CubeCL devices the kernel of [`crate::decode_attention`] attends. It also evicts, where
 //! `strategy.rs` says so: for its own head, or, in the cube that arrives last, for all heads of the
 //! sequence. Elsewhere it leaves logits, and `kernel.rs` combines the parts of heads and evicts.
 
 mod args;
 mod backend;
+#[cfg(feature = "gpu")]
+mod comparison;
 #[cfg(feature = "gpu")]
 mod kernel;
 #[cfg(feature = "gpu")]
@@ -30,7 +35,7 @@ use args::EvictingArgs;
 use backend::EvictingAttentionOps;
 use strategy::EvictionShape;
 
-pub use crate::components::sentinels::LOWEST_NORM;
+pub use crate::components::sentinels::{LOWEST_NORM, NO_RECORD};
 pub use strategy::EvictionStrategy;
 
 const OP: &str = "evicting_attention";
@@ -59,6 +64,33 @@ pub struct HeldSlots<'a> {
     /// Counters for each sequence, `[B, ARRIVALS]`, 32-bit, 0 before and after each call. A kernel
     /// that evicts one common slot of all heads finds by them which head comes last.
     pub arrivals: &'a mut Tensor<2, Int>,
+    /// What earlier steps have left of importances, if slots are compared by it.
+    pub memory: Option<Memory<'a>>,
+}
+
+/// Slots are compared by the largest importance that they have had since their tokens were written,
+/// decayed by `γ` a step: `S_t = max(γ S_{t−1}, I_t)`. Ours; the paper compares `I_t`.
+#[derive(Debug)]
+pub struct Memory<'a> {
+    /// The record of every live slot, `max_t (ln I_t − t ln γ)`, `[S]`, f32. With
+    /// [`EvictionScope::Layer`], the first head's slots have the records of the sequence. The op
+    /// raises records in place. The newest token's slot has no record before the call, whatever
+    /// stands there.
+    pub records: &'a mut Tensor<1>,
+    /// The newest token's position, `[B]`, 32-bit: the number `t` of the step.
+    pub now: Tensor<1, Int>,
+    /// `γ`, above 0 and at most 1.
+    pub decay: f32,
+}
+
+/// Importances within a factor count as equal, and of equal slots the oldest is evicted. Ours: it
+/// needs no memory of earlier steps. Importances are sorted into levels, `⌊ln I / ln factor⌋`.
+#[derive(Debug, Clone)]
+pub struct Ties {
+    /// Logical positions of the slots, `[S]`, 32-bit, below 2²⁴.
+    pub positions: Tensor<1, Int>,
+    /// The factor, above 1.
+    pub factor: f32,
 }
 
 impl HeldSlots<'_> {
@@ -92,6 +124,8 @@ pub struct EvictionOptions {
     pub evict_newest: bool,
     /// Further slots that are kept, if any.
     pub guard: Option<Guard>,
+    /// Which importances are equal, if any.
+    pub ties: Option<Ties>,
     /// Also return every slot's importance.
     pub importance: bool,
     /// The kernel that attends, and the one that evicts.
@@ -110,7 +144,7 @@ pub struct EvictingOutput {
 
 /// Attention of one query per sequence over its slots, and the place of each head's next token.
 ///
-/// The places in `held` change in place. A head below its limit writes its next token after its
+/// The places and records in `held` change in place. A head below its limit writes its next token after its
 /// live slots. A full head overwrites its least important slot, the lowest one among equals. Slots
 /// of weight 0 and slots whose importance is NaN are not evicted. Where no slot may be evicted, the
 /// newest token's slot is overwritten.
@@ -129,7 +163,7 @@ pub fn evicting_attention(
     held: HeldSlots<'_>,
     options: EvictionOptions,
 ) -> Result<EvictingOutput, KernelError> {
-    let HeldSlots { log_norms: norms, limits, places, arrivals } = held;
+    let HeldSlots { log_norms: norms, limits, places, arrivals, mut memory } = held;
     let [batch, query_heads, head_dim] = query.dims();
     let [slots, _] = keys.dims();
     let [_, kv_heads] = ranges.offsets.dims();
@@ -150,6 +184,22 @@ pub fn evicting_attention(
         check.shape("now", &guard.now, &[batch])?;
         check.int("now", &guard.now)?;
     }
+    if let Some(ties) = &options.ties {
+        check.shape("positions", &ties.positions, &[slots])?;
+        check.int("positions", &ties.positions)?;
+        if !(ties.factor > 1.0 && ties.factor.is_finite()) {
+            return Err(check.unsupported("factor", ties.factor, "a number above 1"));
+        }
+    }
+    if let Some(memory) = &memory {
+        check.shape("records", memory.records, &[slots])?;
+        check.f32("records", memory.records)?;
+        check.shape("now", &memory.now, &[batch])?;
+        check.int("now", &memory.now)?;
+        if !(memory.decay > 0.0 && memory.decay <= 1.0) {
+            return Err(check.unsupported("decay", memory.decay, "a number above 0, at most 1"));
+        }
+    }
 
     let longest = options.longest.unwrap_or(slots).min(slots);
     let shape = EvictionShape {
@@ -161,7 +211,7 @@ pub fn evicting_attention(
             weighted: log_weights.is_some(),
         },
         group: query_heads / kv_heads,
-        alone: options.guard.is_none() && !options.importance,
+        alone: options.guard.is_none() && options.ties.is_none() && !options.importance,
     };
     let strategy = check.chosen(options.strategy, query.dtype(), &shape)?;
     let attention = DecodeConfig {
@@ -186,11 +236,16 @@ pub fn evicting_attention(
         sinks: protected(guard.map_or(0, |guard| guard.sinks)),
         recents: protected(guard.map_or(0, |guard| guard.recents)),
         spares_newest: !options.evict_newest,
+        growth: memory.as_ref().map_or(0.0, |memory| -memory.decay.ln()),
+        levels: options.ties.as_ref().map(|ties| 1.0 / ties.factor.ln()),
         scope: options.scope,
         importance: options.importance,
         strategy,
     };
+    let tied = options.ties.map(|ties| ties.positions);
     let (positions, now) = options.guard.map(|guard| (guard.positions, guard.now)).unzip();
+    let steps = memory.as_ref().map(|memory| memory.now.clone());
+    let records = memory.as_mut().map(|memory| check.take(memory.records));
     let evicted = <Dispatch as EvictingAttentionOps>::evicting_attention(EvictingArgs {
         query: query.into_dispatch(),
         keys: keys.into_dispatch(),
@@ -202,12 +257,17 @@ pub fn evicting_attention(
         limits: limits.into_dispatch(),
         write_slots: check.take_ints(places).into_dispatch(),
         arrivals: check.take_ints(arrivals).into_dispatch(),
-        positions: positions.into(),
+        positions: positions.or(tied).into(),
         now: now.into(),
+        records: records.into(),
+        steps: steps.into(),
         config,
     });
     *places = Tensor::from_dispatch(evicted.write_slots);
     *arrivals = Tensor::from_dispatch(evicted.arrivals);
+    if let (Some(memory), Some(records)) = (memory, evicted.records.into_option()) {
+        *memory.records = Tensor::from_dispatch(records);
+    }
     Ok(EvictingOutput {
         output: Tensor::from_dispatch(evicted.output),
         log_importance: options.importance.then(|| Tensor::from_dispatch(evicted.importance)),
@@ -223,6 +283,10 @@ pub(crate) struct EvictionConfig {
     pub(crate) sinks: i32,
     pub(crate) recents: i32,
     pub(crate) spares_newest: bool,
+    /// `−ln γ`, where records are compared.
+    pub(crate) growth: f32,
+    /// `1 / ln f`, where importances within a factor `f` are equal.
+    pub(crate) levels: Option<f32>,
     pub(crate) scope: EvictionScope,
     pub(crate) importance: bool,
     pub(crate) strategy: EvictionStrategy,

@@ -11,13 +11,14 @@ use kv_core::{Budget, LayerCache, Room, Selection, counted};
 use kv_kernels::EvictionScope;
 use serde::{Deserialize, Serialize};
 
+use crate::policy::check::Check;
 use crate::policy::config::{Config, config_of};
 use crate::policy::ends::{first_tokens, fit_ends, protected, warn_of_window};
 use crate::policy::step_plan::VictimChoice;
 use crate::policy::write_slots::WriteSlots;
 use crate::{
     Capabilities, EvictionPolicy, EvictionRule, LayerContext, Needs, Observation, Plan, Policy,
-    PolicyError, Result, Scorer, SnapKv, StepAttention, StepPlan, TokenSlot,
+    PolicyError, Result, Scorer, SnapKv, Step, StepAttention, StepPlan, StepUpdate, TokenSlot,
 };
 
 const NAME: &str = "longflow";
@@ -33,6 +34,10 @@ const NAME: &str = "longflow";
 /// All heads of a layer give up the same token, the one of least importance summed over them: a
 /// step "overwrites a single historical token", and Algorithm 1 has one mask. Each head for itself
 /// is an option ([`Scope::Head`]).
+///
+/// One query is a noisy judge of a token. Two options of ours, which the paper does not have,
+/// compare slots otherwise: [`Self::memory`] by the largest importance that a slot has had, decayed,
+/// and [`Self::ties`] by importances that count as equal within a factor.
 ///
 /// The paper lets a step evict any token, and the authors' code at times evicts the token just
 /// written. Here a step does so only if no other token may go, unless `evict_newest` is set.
@@ -53,6 +58,14 @@ pub struct LongFlow {
     /// Whether the token just written may be overwritten next.
     #[serde(default)]
     pub evict_newest: bool,
+    /// `γ`, above 0 and at most 1: slots are compared by `S_t = max(γ S_{t−1}, I_t)` instead of the
+    /// importance `I_t` of this step. Ours; `None` is the paper's.
+    #[serde(default)]
+    pub memory: Option<f64>,
+    /// A factor above 1 within which importances are equal; the oldest of equal slots is
+    /// overwritten. Ours; `None` is the paper's.
+    #[serde(default)]
+    pub ties: Option<f64>,
     /// How prompts over the budget are compressed.
     #[serde(default)]
     pub prefill: SnapKv,
@@ -83,6 +96,8 @@ impl LongFlow {
             sinks: 0,
             recents: 0,
             evict_newest: false,
+            memory: None,
+            ties: None,
             prefill: SnapKv::default(),
             after_attention: false,
         }
@@ -94,6 +109,13 @@ impl LongFlow {
         self.budget.validate()?;
         let invalid = |reason| PolicyError::InvalidConfig { policy: NAME.into(), reason };
         self.prefill.validate().map_err(invalid)?;
+        let check = Check(NAME);
+        if let Some(decay) = self.memory {
+            check.that("memory", decay, decay > 0.0 && decay <= 1.0, "above 0 and at most 1")?;
+        }
+        if let Some(factor) = self.ties {
+            check.that("ties", factor, factor > 1.0 && factor.is_finite(), "a number above 1")?;
+        }
         match self.budget {
             Budget::Tokens(budget) => self.check_protected(budget),
             Budget::Ratio(_) => Ok(()),
@@ -171,7 +193,8 @@ impl LongFlow {
             Scope::Layer => EvictionScope::Layer,
         };
         let protected = [self.sinks, self.recents];
-        VictimChoice { scope, protected, evict_newest: self.evict_newest }
+        let [memory, ties] = [self.memory, self.ties].map(|number| number.map(|own| own as f32));
+        VictimChoice { scope, protected, evict_newest: self.evict_newest, memory, ties }
     }
 
     /// The policy from its configuration.
@@ -233,9 +256,8 @@ impl Policy for LongFlow {
         let query = observation.last_queries(NAME, 1)?.squeeze_dim(2);
         let (batch, last) = (observation.dims()[0], observation.tokens() - 1);
         let now = observation.positions.clone().narrow(1, last, 1).reshape([batch]);
-        let options = self.choice().options(cache, &now);
         let query = query.cast(cache.options().dtype);
-        WriteSlots::attend_and_choose_victim(cache, query, options)?;
+        WriteSlots::attend_and_choose_victim(cache, query, &now, self.choice())?;
         Ok(())
     }
 
@@ -253,7 +275,7 @@ impl Policy for LongFlow {
     }
 
     /// A step launches the same kernels whether heads fill up or overwrite.
-    fn plan(&self, _layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
+    fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
         if !self.after_attention {
             return Ok(StepPlan {
                 slot: TokenSlot::Overwrite,
@@ -262,22 +284,37 @@ impl Policy for LongFlow {
                 ..StepPlan::append()
             });
         }
+        let update = self.memory.map(|decay| {
+            StepUpdate::Own(Box::new(move |cache: &mut LayerCache, step: &Step, output| {
+                let view = output.view(layer, cache, step);
+                let importance = importance::importance(&view, self.scope)?;
+                importance::remember(cache, importance, &step.position, decay)
+            }))
+        });
         let rule = EvictionRule {
             before_attention: false,
             interval: 1,
             keeps_order: false,
             protected: Box::new(|_| Ok(self.guarded())),
-            scores: Box::new(|view| importance::importance(view, self.scope)),
+            scores: Box::new(move |view| match self.memory {
+                Some(_) => importance::records(view.cache),
+                None => importance::importance(view, self.scope),
+            }),
         };
         Ok(StepPlan {
             attention: StepAttention::Live { probabilities: false, logits: true },
             recordable: rule.is_steady(cache),
+            update,
             eviction: Some(rule),
             ..StepPlan::append()
         })
     }
 
+    /// Scores of slots say nothing of ages, which [`Self::ties`] compares.
     fn into_eviction_policy(self: Arc<Self>) -> Option<Arc<dyn EvictionPolicy>> {
+        if self.ties.is_some() {
+            return None;
+        }
         Some(Arc::new(Self { after_attention: true, ..*self }))
     }
 }
