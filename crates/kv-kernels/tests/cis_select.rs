@@ -55,6 +55,31 @@ fn windows_hide_and_freed_tokens_have_no_slots() {
     }
 }
 
+/// Tokens that leave the locals stay readable until the next retrieval.
+#[test]
+fn a_tail_is_read_until_the_next_retrieval() {
+    for tested in devices() {
+        let device = &tested.device;
+        let layer = Layer::new(2, 2, 2, 32, 300);
+        let context = |what: &str| format!("{} {what}", tested.name);
+        for (earlier, dilation) in
+            [(Earlier::Any, Dilation::Shared), (Earlier::Retrieved, Dilation::All)]
+        {
+            let options = CisSelectOptions { tail: true, earlier, dilation, ..options() };
+            let rules = (SetRule { threshold: 0.3, ..rule(24) }, &options);
+            follow(&layer, &[190, 20], 0, 20, rules, device, &context("tail"));
+            let hidden = Share::new(0.3);
+            let options = CisSelectOptions { hidden, radius: 0, ..options };
+            let rules = (SetRule { threshold: -1.0, ..rule(16) }, &options);
+            follow(&layer, &[200, 230], 50, 20, rules, device, &context("freed tail"));
+        }
+        let long = Layer::new(1, 2, 4, 32, 4_400);
+        let options = CisSelectOptions { tail: true, longest: Some(4_400), ..options() };
+        let rules = (SetRule { threshold: 0.3, ..rule(64) }, &options);
+        follow(&long, &[4_330], 0, 12, rules, device, &context("long tail"));
+    }
+}
+
 #[test]
 fn long_ranges_are_scored_in_parts() {
     for tested in devices() {

@@ -48,7 +48,8 @@ pub use policy::{Capabilities, Composition, Needs, Plan, Policy};
 pub use prefill::{Etf, Psaw, PyramidInfer};
 pub use reading::{
     ChannelStatistic, Channels, Cis, CisIndex, CisOptions, Cpe, DoubleSparsity, HShare, LastPage,
-    PageBounds, Quest, SetsOf, Similarity, TopKOracle, by_importance, copies, share_map,
+    PageBounds, Quest, SetsOf, Similarity, StepQueries, TopKOracle, by_importance, copies,
+    share_map,
 };
 pub use registry::description::{Description, describe};
 pub use registry::{

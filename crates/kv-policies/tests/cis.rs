@@ -55,6 +55,8 @@ fn rows_do_not_depend_on_each_other() {
     for tested in devices() {
         for config in [
             json!({"policy": "cis", "budget": 40, "block": 8}),
+            json!({"policy": "cis", "budget": 40, "block": 8, "vote": 4, "tail": true}),
+            json!({"policy": "cis", "budget": 40, "sets": "query-heads", "vote": 3}),
             json!({"policy": "cis-star", "budget": 0.3, "block": 8, "sets": "query-heads"}),
             json!({"policy": "cis", "budget": 40, "similarity": "key"}),
             json!({"policy": "cis", "budget": 40, "similarity": "hidden", "group_score": "max"}),
@@ -85,8 +87,15 @@ fn rows_do_not_depend_on_each_other() {
 #[test]
 fn saved_and_joined_caches_go_on_identically() {
     let folder = tempfile::tempdir().unwrap();
-    for tested in devices() {
-        let policy = policy(json!({"policy": "cis", "budget": 40, "block": 16}));
+    let forms = [json!({"vote": 1}), json!({"vote": 4, "tail": true})];
+    let tested = devices();
+    for (tested, form) in tested.iter().flat_map(|tested| forms.iter().map(move |f| (tested, f))) {
+        let config = |budget: usize| {
+            let mut config = json!({"policy": "cis", "budget": budget, "block": 16});
+            config.as_object_mut().unwrap().extend(form.as_object().unwrap().clone());
+            config
+        };
+        let policy = policy(config(40));
         let run = run(0..2, 2, &tested.device);
         let mut cache = run.prompt.compress(&*policy, STEPS);
         decode(&*policy, &mut cache, &run.steps[..5]);
@@ -101,7 +110,7 @@ fn saved_and_joined_caches_go_on_identically() {
         assert_eq!(decode(&*policy, &mut loaded.layers[0], &run.steps[5..]), expected);
 
         // A cache of another budget beside it: sets have room for the widest.
-        let other = build(&json!({"policy": "cis", "budget": 60, "block": 16})).unwrap();
+        let other = build(&config(60)).unwrap();
         let mut longer = run.prompt.compress(&*other, STEPS);
         decode(&*other, &mut longer, &run.steps[..5]);
         let mut shorter = run.prompt.compress(&*policy, STEPS);
@@ -120,6 +129,74 @@ fn saved_and_joined_caches_go_on_identically() {
         let own = &both[both.len() / 2..];
         let apart = own.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(apart < 1e-5, "{}: off by {apart}", tested.name);
+    }
+}
+
+/// Sets are the tokens of the highest attention summed over the last queries, of the prompt's last
+/// ones at first.
+#[test]
+fn sets_are_chosen_by_a_vote() {
+    const VOTE: usize = 4;
+    for tested in devices() {
+        let policy = policy(json!({
+            "policy": "cis", "budget": 40, "block": 1, "vote": VOTE, "sinks": 4, "recents": 8,
+        }));
+        let Run { prompt, steps } = run(0..2, 2, &tested.device);
+        let mut cache = prompt.compress(&*policy, STEPS);
+        let rows = |tensor: &Tensor<4>| read_f32("rows", tensor.clone()).unwrap();
+        let [batch, heads, _, _] = prompt.query.dims();
+        let kv_heads = heads / 2;
+        // Queries and keys of each head, in order of their positions.
+        let split = |all: Vec<f32>, heads: usize| -> Vec<Vec<Vec<f32>>> {
+            let head = |own: &[f32]| own.chunks(DIM).map(<[f32]>::to_vec).collect();
+            all.chunks(all.len() / heads).map(head).collect()
+        };
+        let mut queries = split(rows(&prompt.query), batch * heads);
+        let mut keys = split(rows(&prompt.keys), batch * kv_heads);
+        for (index, step) in steps.iter().enumerate() {
+            policy.step(LAYER, &mut cache, step.clone()).unwrap();
+            let kv_policies::Qkv::Rotated { query, key, .. } = &step.heads else { unreachable!() };
+            for (of, all) in [(query, &mut queries), (key, &mut keys)] {
+                let new = read_f32("rows", of.clone()).unwrap();
+                all.iter_mut().zip(new.chunks(DIM)).for_each(|(all, row)| all.push(row.to_vec()));
+            }
+            let tokens = TOKENS + index + 1;
+            let read = cache.policy_state::<CisIndex>().unwrap().sets().read().unwrap();
+            for (range, own) in read.iter().enumerate() {
+                let mut score = vec![0.0f64; tokens];
+                for query in [2 * range, 2 * range + 1]
+                    .into_iter()
+                    .flat_map(|head| queries[head][tokens - VOTE..].iter())
+                {
+                    let dot = |key: &Vec<f32>| -> f64 {
+                        query.iter().zip(key).map(|(q, k)| f64::from(q * k)).sum()
+                    };
+                    let logits: Vec<f64> =
+                        keys[range].iter().map(|key| dot(key) / (DIM as f64).sqrt()).collect();
+                    let top = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    let sum: f64 = logits.iter().map(|logit| (logit - top).exp()).sum();
+                    let weights = logits.iter().map(|logit| (logit - top).exp() / sum);
+                    score.iter_mut().zip(weights).for_each(|(score, weight)| *score += weight);
+                }
+                let mut ranked: Vec<usize> = (4..tokens - 8).collect();
+                ranked.sort_by(|a, b| score[*b].total_cmp(&score[*a]));
+                let mut expected: Vec<u32> = ranked[..28].iter().map(|at| *at as u32).collect();
+                expected.sort_unstable();
+                assert_eq!(own.set, expected, "{}: step {index}, range {range}", tested.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn votes_are_checked() {
+    for (config, named) in [
+        (json!({"policy": "cis", "budget": 40, "vote": 0}), "1 to 64"),
+        (json!({"policy": "cis", "budget": 40, "vote": 65}), "1 to 64"),
+        (json!({"policy": "cis", "budget": 40, "vote": 2, "target": 0.1}), "target"),
+    ] {
+        let error = build(&config).unwrap_err().to_string();
+        assert!(error.contains(named), "{error}");
     }
 }
 

@@ -31,6 +31,8 @@ pub(crate) struct Blueprint {
     /// Whether a step that retrieves reads the `k` highest scores alone, without the neighbours of
     /// its set.
     pub(crate) reads_choice: bool,
+    /// Whether a step that shares a set also reads what has left the locals since the retrieval.
+    pub(crate) tail: bool,
     /// Whether all ranges are scored, for their log-sum-exps.
     pub(crate) measures: bool,
     /// Whether the kernel scores its range itself. Otherwise an earlier kernel has written the

@@ -111,6 +111,7 @@ impl Call {
             shares: options.block > 1,
             chains: options.earlier == Earlier::Any,
             reads_choice: options.reads_choice(),
+            tail: options.tail,
             measures: self.config.measures,
             scores,
             // CUDA's barrier also orders global memory for its cube.

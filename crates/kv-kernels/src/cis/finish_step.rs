@@ -47,19 +47,39 @@ pub(super) fn finish_step(
         chosen.local = visible.local;
     } else if some {
         let list = comptime!(list(sets, width, 0)) + set * width;
+        let local = first_local(&*table, own, visible, set, blueprint);
         let from = i32::cast_from(visible.start + visible.freed);
-        let to = i32::cast_from(visible.local + visible.freed);
+        let to = i32::cast_from(local + visible.freed);
         // Tokens ascend: hidden tokens come first, and tokens that are still locals come last.
         let (before_window, known) =
             count_below(&*table, own + list, decision.count, from, to, blueprint);
         chosen.first = list + before_window as usize;
         chosen.count = (known - before_window) as usize;
-        chosen.local = visible.local;
+        chosen.local = local;
     }
     if UNIT_POS == 0 {
         write_step(table, own, visible, decided, &chosen, &totals);
     }
     chosen
+}
+
+/// The first slot that a step reads as a local where it shares list `set`: the first local one, or
+/// the slot that was the first local one when the list was retrieved.
+#[cube]
+fn first_local(
+    table: &[i32],
+    own: usize,
+    visible: &VisibleRange,
+    set: usize,
+    #[comptime] blueprint: Blueprint,
+) -> usize {
+    let mut local = visible.local;
+    if comptime!(blueprint.tail) {
+        let token = table[own + FIELDS + set * SET_FIELDS + LOCAL_TOKEN];
+        let then = max(token - i32::cast_from(visible.freed), 0i32) as usize;
+        local = min(local, max(then, local - visible.tail));
+    }
+    local
 }
 
 /// Counters of a range: its steps, its steps that retrieved, and the tokens that all steps attended
@@ -128,6 +148,7 @@ pub(super) fn store_set<F: Float>(
         let fields = own + FIELDS + set * SET_FIELDS;
         table[fields + COUNT] = i32::cast_from(count);
         table[fields + LIST] = i32::cast_from(set);
+        table[fields + LOCAL_TOKEN] = i32::cast_from(context.visible.local + context.visible.freed);
         let wanted = table[own + WANTED] as usize;
         if wanted > 0 {
             // Moves by half the difference from the wanted size, rounded up.

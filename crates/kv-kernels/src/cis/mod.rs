@@ -137,6 +137,9 @@ pub struct CisSelectOptions {
     pub block: usize,
     /// The earlier steps of the block with which a step may share.
     pub earlier: Earlier,
+    /// Whether a step that shares a set also reads the tokens that have left the locals since the
+    /// set was retrieved, at most `block − 1` of them. They were no candidates of the set. Ours.
+    pub tail: bool,
     /// How the scores of a group's query heads become one.
     pub reduction: ScoreReduction,
     /// How the cosines of a range's vectors become one.
@@ -157,6 +160,11 @@ impl CisSelectOptions {
     /// Whether steps that retrieve read the `k` highest scores alone, not their dilated set.
     pub(crate) fn reads_choice(&self) -> bool {
         self.dilation == Dilation::Shared && self.radius > 0
+    }
+
+    /// The most tokens that a step reads because they have left the locals since the retrieval.
+    pub fn longest_tail(&self) -> usize {
+        if self.tail { self.block.saturating_sub(1) } else { 0 }
     }
 }
 
@@ -233,7 +241,7 @@ pub fn cis_attention(
             scores: false,
             view: ViewKind::Sets,
         },
-        longest: longest.min(sets.most()),
+        longest: longest.min(sets.most() + options.longest_tail()),
         sinks: 0,
         raw: false,
         strategy: DecodeStrategy::Auto,
@@ -290,7 +298,8 @@ impl Step<'_> {
             longest: options.longest.unwrap_or(slots).min(slots),
             measures,
         };
-        let attends = self.attends.then(|| config.longest.min(sets.most()));
+        let most = sets.most() + options.longest_tail();
+        let attends = self.attends.then(|| config.longest.min(most));
         let group = query.dims()[1] / kv_heads;
         let shape = config.shape([head_dim, total_kv_heads, group], attends);
         check.strategy(options.strategy, query.dtype(), &shape)?;

@@ -101,6 +101,7 @@ impl Problem<'_> {
             let mut fields = [0; SET_FIELDS];
             fields[COUNT] = set.len() as i32;
             fields[LIST] = entry as i32;
+            fields[LOCAL_TOKEN] = (visible.local + visible.freed) as i32;
             own[FIELDS + entry * SET_FIELDS..][..SET_FIELDS].copy_from_slice(&fields);
             if let Some(wanted) = rule.wanted {
                 own[TOP] = next_top(rule.top, set.len(), wanted) as i32;
@@ -128,6 +129,11 @@ impl Problem<'_> {
         if decided != ALL_SLOTS {
             let fields = FIELDS + set * SET_FIELDS;
             local = visible.local;
+            if options.tail {
+                let then = usize::try_from(own[fields + LOCAL_TOKEN]).unwrap_or(0);
+                let first = local.saturating_sub(options.longest_tail()).max(visible.start);
+                local = local.min(then.saturating_sub(visible.freed).max(first));
+            }
             if let Some(count) = choice {
                 (first, read) = (list(sets, width, sets), count);
             } else {
@@ -136,7 +142,7 @@ impl Problem<'_> {
                 let behind = |slot: usize| (slot + visible.freed) as i32;
                 let hidden = tokens.iter().take_while(|token| **token < behind(visible.start));
                 let hidden = hidden.count();
-                let end = tokens.iter().take_while(|token| **token < behind(visible.local)).count();
+                let end = tokens.iter().take_while(|token| **token < behind(local)).count();
                 (first, read) = (from + hidden, end.saturating_sub(hidden));
             }
         }

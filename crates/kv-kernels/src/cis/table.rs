@@ -7,8 +7,8 @@
 //! step that retrieves writes the list that has the entry's number. The entry of a step that shares
 //! names the list of the entry that it shared.
 //!
-//! Fields 11 to 13 of a range and fields 1 and 2 of an entry are unused. They keep the layout of
-//! saved files, in which they had a use.
+//! Fields 11 to 13 of a range and field 2 of an entry are unused. They keep the layout of saved
+//! files, in which they had a use.
 
 #[cfg(doc)]
 use crate::components::sentinels::{ALL_SLOTS, NEW_SET, NO_BLOCK};
@@ -54,6 +54,9 @@ pub(crate) const FIELDS: usize = 24;
 
 /// Tokens of a set.
 pub(crate) const COUNT: usize = 0;
+/// The index of the first local token of the step that retrieved the entry's list. Steps that keep
+/// what has left the locals since read from this token on.
+pub(crate) const LOCAL_TOKEN: usize = 1;
 /// The list that the entry's step read: the entry's own number where the step retrieved.
 pub(crate) const LIST: usize = 3;
 /// Fields of an entry.

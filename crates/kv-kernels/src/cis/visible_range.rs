@@ -17,6 +17,8 @@ pub(super) struct VisibleRange {
     pub(super) start: usize,
     /// The first local slot.
     pub(super) local: usize,
+    /// Slots before the first local one that may have been locals earlier in the step's block.
+    pub(super) tail: usize,
     /// By how much a token's index exceeds its slot.
     pub(super) freed: usize,
 }
@@ -38,7 +40,7 @@ pub(super) fn visible_range(
     let first = window_start(hidden_share, tokens);
     let start = min(max(first - min(first, freed), sinks), length);
     let local = max(length - min(locals, length), start);
-    VisibleRange { length, sinks, start, local, freed }
+    VisibleRange { length, sinks, start, local, tail: 0usize, freed }
 }
 
 /// The index of the first token after the sinks that the last of `tokens` tokens sees.
@@ -78,7 +80,11 @@ pub(super) fn load_step_context(
     let own = kv_head * comptime!(row(blueprint.sets, blueprint.width));
     let sinks = ranges.table[own + SINKS] as usize;
     let locals = ranges.table[own + LOCALS] as usize;
-    let visible = visible_range(length, position, sinks, locals, ranges.hidden_share);
+    let mut visible = visible_range(length, position, sinks, locals, ranges.hidden_share);
+    if comptime!(blueprint.tail) {
+        // No further, whatever a loaded table says: the attention has room for no more slots.
+        visible.tail = min(ranges.block - 1, visible.local - visible.start);
+    }
     let top = ranges.table[own + TOP] as usize;
     let threshold = f32::reinterpret(ranges.table[own + THRESHOLD]);
     let block = max(position, 0i32) / i32::cast_from(ranges.block);

@@ -1,6 +1,6 @@
 //! The paper's words in plain sets, and steps that are held against them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use half::{bf16, f16};
@@ -22,6 +22,7 @@ pub(crate) fn options() -> CisSelectOptions {
         dilation: Dilation::Shared,
         block: 8,
         earlier: Earlier::Any,
+        tail: false,
         reduction: ScoreReduction::Sum,
         similarity: SimilarityReduction::Mean,
         hidden: Share::default(),
@@ -119,6 +120,8 @@ struct Memory {
     /// Of each step that is compared with later ones: its queries, and its set, with the set's
     /// number.
     sets: Vec<(Vec<Vec<f32>>, BTreeSet<usize>, usize)>,
+    /// The first local token of the step that retrieved each set, by the set's number.
+    locals: BTreeMap<usize, usize>,
 }
 
 /// What a step attends to: the slots, of those in sight, and whether it retrieved.
@@ -146,7 +149,7 @@ impl Memory {
         let sinks = rule.sinks.min(length);
         let start = from.saturating_sub(freed).clamp(sinks, length);
         let local = length.saturating_sub(rule.locals).max(start);
-        let always = (0..sinks).chain(local..length);
+        let always = |local: usize| (0..sinks).chain(local..length);
         let seen: BTreeSet<usize> = (0..sinks).chain(start..length).collect();
         let block = (tokens - 1) / options.block;
         if block != self.block {
@@ -184,7 +187,9 @@ impl Memory {
             }
             let set =
                 set.iter().filter(|token| **token >= freed + start).map(|token| token - freed);
-            let slots = always.chain(set).collect();
+            let then =
+                if options.tail { self.locals[&number].saturating_sub(freed) } else { local };
+            let slots = always(then.max(start).min(local)).chain(set).collect();
             return Expected { slots, seen, retrieved: Some(false), number: Some(number) };
         }
         let weights: Vec<Vec<f64>> = queries
@@ -214,6 +219,7 @@ impl Memory {
         let set: BTreeSet<usize> = set.into_iter().take(width).collect();
         let tokens = set.iter().map(|slot| slot + freed).collect();
         let number = self.sets.len();
+        self.locals.insert(number, local + freed);
         self.sets.push((queries.iter().map(|query| query.to_vec()).collect(), tokens, number));
         let reads = match options.dilation {
             Dilation::All => set,
@@ -222,7 +228,7 @@ impl Memory {
                 best.into_iter().take(width).collect()
             }
         };
-        let slots = always.chain(reads).collect();
+        let slots = always(local).chain(reads).collect();
         Expected { slots, seen, retrieved: Some(true), number: Some(number) }
     }
 }

@@ -55,7 +55,7 @@ impl Cpe {
 }
 
 impl Policy for Cpe {
-    forward!(cis: budget, select, restore);
+    forward!(cis: budget, needs, select, restore);
     forward!(psaw: visible_window);
     forward!(etf: frozen_tokens);
 

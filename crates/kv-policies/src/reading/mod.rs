@@ -24,7 +24,7 @@ pub(crate) mod subset;
 mod top_k_oracle;
 
 pub use channels::{ChannelStatistic, Channels, by_importance};
-pub use cis::{Cis, CisIndex, CisOptions, SetsOf, Similarity};
+pub use cis::{Cis, CisIndex, CisOptions, SetsOf, Similarity, StepQueries};
 pub use cpe::Cpe;
 pub use double_sparsity::DoubleSparsity;
 pub use hshare::{HShare, copies, share_map};

@@ -16,6 +16,18 @@ use kv_core::{
 #[derive(Debug)]
 pub struct CisIndex(pub(crate) IndexSets);
 
+/// The queries of a step.
+#[derive(Debug)]
+pub struct StepQueries {
+    /// The queries that attend, `[B, Hq, D]`.
+    pub query: Tensor<3>,
+    /// The queries that score keys where the step retrieves, `[B, w * Hq, D]`, those of a range
+    /// side by side. `None` for the queries that attend.
+    pub votes: Option<Tensor<3>>,
+    /// The vectors by which steps are compared, `[ranges, parts, length]`.
+    pub vectors: Tensor<3>,
+}
+
 impl CisIndex {
     /// The index sets.
     pub fn sets(&self) -> &IndexSets {
@@ -48,7 +60,6 @@ impl CisIndex {
     /// log-sum-exp of each query over all tokens in sight, `[B, Hq]`, where it `measures`.
     ///
     /// # Shapes
-    /// `query` `[B, Hq, D]`; `vectors` `[ranges, parts, length]`, which similarity compares;
     /// `newest` `[B]`, 32-bit, the newest tokens' indices.
     ///
     /// # Errors
@@ -56,14 +67,13 @@ impl CisIndex {
     /// [`decode_attention`].
     pub fn attend(
         cache: &mut LayerCache,
-        query: Tensor<3>,
-        vectors: Tensor<3>,
+        queries: StepQueries,
         newest: Tensor<1, Int>,
         options: CisSelectOptions,
         measures: bool,
     ) -> Result<(AttentionOutput, Option<Tensor<2>>)> {
         let mut own = cache.take_policy_state::<Self>().ok_or_else(without)?;
-        let attended = own.attend_to(cache, query, vectors, newest, options, measures);
+        let attended = own.attend_to(cache, queries, newest, options, measures);
         cache.insert_policy_state(own);
         attended
     }
@@ -71,8 +81,7 @@ impl CisIndex {
     fn attend_to(
         &mut self,
         cache: &LayerCache,
-        query: Tensor<3>,
-        vectors: Tensor<3>,
+        queries: StepQueries,
         newest: Tensor<1, Int>,
         options: CisSelectOptions,
         measures: bool,
@@ -82,7 +91,8 @@ impl CisIndex {
         let sets = &mut self.0;
         let options = CisSelectOptions { longest: options.longest.or(Some(longest)), ..options };
         let (keys, values) = (cache.keys().clone(), cache.values().clone());
-        if !measures {
+        let StepQueries { query, votes, vectors } = queries;
+        if !measures && votes.is_none() {
             let pools = [keys, values];
             let output = cis_attention(query, vectors, pools, &ranges, newest, sets, options)?;
             let attended =
@@ -90,7 +100,7 @@ impl CisIndex {
             return Ok((attended, None));
         }
         let sums = cis_select(
-            query.clone(),
+            votes.unwrap_or_else(|| query.clone()),
             vectors,
             keys.clone(),
             &ranges,
@@ -98,7 +108,8 @@ impl CisIndex {
             sets,
             CisSelectOptions { measures, ..options },
         )?;
-        let (view, most) = (SlotView::Sets(sets.clone()), sets.most());
+        let view = SlotView::Sets(sets.clone());
+        let most = sets.most() + options.longest_tail();
         let attention = DecodeAttentionOptions {
             view,
             scale: options.scale,

@@ -2,6 +2,7 @@
 
 mod index;
 mod options;
+mod query_ring;
 mod star;
 
 use std::sync::Arc;
@@ -10,11 +11,14 @@ use burn::tensor::Tensor;
 use kv_core::{Budget, LayerCache, Selection};
 use kv_kernels::{IndexSets, ScoreReduction, SetRule, Share};
 
-pub use index::CisIndex;
+pub use index::{CisIndex, StepQueries};
+
+use query_ring::QueryRing;
 
 use crate::policy::config::{Config, config_of, invalid};
 use crate::{
-    Capabilities, LayerContext, Observation, Plan, Policy, PolicyError, Result, Step, StepPlan,
+    Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step,
+    StepPlan,
 };
 pub use options::{CisOptions, SetsOf, Similarity};
 
@@ -86,6 +90,11 @@ impl Policy for Cis {
         Ok(Plan::whole(observation))
     }
 
+    fn needs(&self) -> Needs {
+        let window = if self.options.votes() { self.options.vote } else { 0 };
+        Needs { window, ..Needs::default() }
+    }
+
     fn init_cache(
         &self,
         cache: &mut LayerCache,
@@ -93,10 +102,24 @@ impl Policy for Cis {
         _selection: &Selection,
     ) -> Result<()> {
         let budget = self.options.budget.behind(observation.tokens());
-        Ok(cache.set_limits(vec![budget; cache.layout().head_ranges()])?)
+        cache.set_limits(vec![budget; cache.layout().head_ranges()])?;
+        if self.options.votes() {
+            let window = self.options.vote;
+            let queries = observation.last_queries(self.name, window)?;
+            let [batch, heads, count, head_dim] = queries.dims();
+            let ranges = batch * self.options.sets_of(cache.layout().kv_heads(), heads);
+            let group = batch * heads / ranges;
+            let by_range = queries.reshape([ranges, group, count, head_dim]).swap_dims(1, 2);
+            let by_range = by_range.reshape([ranges, count, group * head_dim]);
+            let by_range = by_range.cast(cache.options().dtype);
+            let last = observation.prompt_tokens.saturating_sub(1);
+            cache.insert_policy_state(QueryRing::new(by_range, last, window));
+        }
+        Ok(())
     }
 
     fn restore(&self, cache: &mut LayerCache) -> Result<()> {
+        cache.restore_state::<QueryRing>()?;
         Ok(cache.restore_state::<CisIndex>()?)
     }
 
@@ -104,6 +127,8 @@ impl Policy for Cis {
         let CisOptions { similarity, group_score, target, block, .. } = self.options;
         let compares_hidden = similarity == Similarity::Hidden;
         let sums = group_score == ScoreReduction::Sum && target.is_none() && !self.star;
+        // A set of a vote is not the best of the step's own query.
+        let sums = sums && !self.options.votes();
         Capabilities {
             changes_decode: true,
             compares_hidden,
@@ -160,8 +185,15 @@ impl Cis {
         let (newest, retrieval) = (step.position.clone(), options.retrieval(hidden));
         let seen = cache.layout().lengths().first().copied().unwrap_or_default();
         let measures = options.target.is_some() && seen.is_multiple_of(options.every);
-        let (attention, all) =
-            CisIndex::attend(cache, query, vectors, newest, retrieval, measures)?;
+        let votes = match options.votes() {
+            true => {
+                let queries = self.by_range(cache, query.clone());
+                Some(QueryRing::push(cache, queries, &step.position)?)
+            }
+            false => None,
+        };
+        let queries = StepQueries { query, votes, vectors };
+        let (attention, all) = CisIndex::attend(cache, queries, newest, retrieval, measures)?;
         if let Some((read, all)) = attention.log_sum_exp.zip(all) {
             let width = cache.policy_state::<CisIndex>().map_or(1, |index| index.sets().width());
             let most = options.most(self.widest(cache)?, capacity).min(width);
@@ -176,11 +208,7 @@ impl Cis {
     fn vectors(&self, cache: &LayerCache, step: &Step, query: &Tensor<3>) -> Result<Tensor<3>> {
         let [batch, heads, head_dim] = query.dims();
         let kv_heads = cache.layout().kv_heads();
-        let own = match self.options.sets {
-            SetsOf::KvHeads => kv_heads,
-            SetsOf::QueryHeads => heads,
-        };
-        let by_range = |queries: Tensor<3>| queries.reshape([batch * own, heads / own, head_dim]);
+        let own = self.options.sets_of(kv_heads, heads);
         // A vector of each key-value head, or of each row, to each range.
         let spread = |vectors: Tensor<2>, count: usize| {
             let length = vectors.dims()[1];
@@ -189,8 +217,8 @@ impl Cis {
         };
         Ok(match self.options.similarity {
             // Blocks of one step share nothing, and need no comparison.
-            Similarity::Query => by_range(query.clone()),
-            Similarity::RawQuery => by_range(step.raw_query()?),
+            Similarity::Query => self.by_range(cache, query.clone()),
+            Similarity::RawQuery => self.by_range(cache, step.raw_query()?),
             Similarity::Key => {
                 let [keys, _] = cache.newest();
                 spread(keys.reshape([batch * kv_heads, head_dim]), kv_heads)
@@ -200,6 +228,13 @@ impl Cis {
                 spread(step.input.as_ref().ok_or(missing)?.normed()?, 1)
             }
         })
+    }
+
+    /// Queries `[B, Hq, D]` by the range whose set they use, `[ranges, G, D]`.
+    fn by_range(&self, cache: &LayerCache, queries: Tensor<3>) -> Tensor<3> {
+        let [batch, heads, head_dim] = queries.dims();
+        let own = self.options.sets_of(cache.layout().kv_heads(), heads);
+        queries.reshape([batch * own, heads / own, head_dim])
     }
 
     /// The rule of a head with a budget in tokens.

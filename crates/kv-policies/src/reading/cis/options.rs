@@ -60,6 +60,14 @@ pub struct CisOptions {
     /// set on (section IV-A), or those that retrieved, the anchors of definition 3.2.
     #[serde(with = "spelling::Compared")]
     pub compared: Earlier,
+    /// `w`: a retrieval takes the tokens of the highest attention summed over the last `w` queries,
+    /// its own among them; 1 to 64. Ours, but for 1. Not with a target.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub vote: usize,
+    /// Whether tokens that leave the locals stay readable until the next retrieval, of which they
+    /// were no candidates: at most `block − 1` tokens more. Ours.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tail: bool,
     /// `m / k`: share of a retrieved set that brings its neighbours along, the best first.
     pub dilated: f32,
     /// `r`: neighbours on each side.
@@ -96,10 +104,20 @@ fn usual_every() -> usize {
     5
 }
 
+fn one() -> usize {
+    1
+}
+
+fn is_one(vote: &usize) -> bool {
+    *vote == 1
+}
+
 fn is_usual(every: &usize) -> bool {
     *every == usual_every()
 }
 
+/// The most queries of a vote.
+const MOST_VOTES: usize = 64;
 /// How far `k` may be raised.
 const MOST: usize = 8;
 /// The most steps of a block: each may have a set of its own.
@@ -123,6 +141,8 @@ impl CisOptions {
             block: 16,
             threshold: Self::THRESHOLD,
             compared: Earlier::Any,
+            vote: 1,
+            tail: false,
             dilated: 1.0 / 3.0,
             radius: 1,
             neighbours: Dilation::Shared,
@@ -149,6 +169,10 @@ impl CisOptions {
         check.that("threshold", threshold, threshold.is_finite(), "a cosine")?;
         check.that("dilated", dilated, (0.0..=1.0).contains(&dilated), "0 to 1")?;
         check.that("radius", radius, radius <= 64, "at most 64")?;
+        let votes = (1..=MOST_VOTES).contains(&self.vote);
+        check.that("vote", self.vote, votes, &format!("1 to {MOST_VOTES} queries"))?;
+        let alone = self.target.is_none() || !self.votes();
+        check.that("vote", self.vote, alone, "1 where there is a `target`")?;
         if let Some(target) = self.target {
             let holds = target > 0.0 && target < 1.0;
             check.that("target", target, holds, "a share between 0 and 1")?;
@@ -158,6 +182,19 @@ impl CisOptions {
             self.parts(policy, budget)?;
         }
         Ok(())
+    }
+
+    /// Whether several queries choose a set.
+    pub(crate) fn votes(&self) -> bool {
+        self.vote > 1
+    }
+
+    /// Sets of a sequence.
+    pub(crate) fn sets_of(&self, kv_heads: usize, query_heads: usize) -> usize {
+        match self.sets {
+            SetsOf::KvHeads => kv_heads,
+            SetsOf::QueryHeads => query_heads,
+        }
     }
 
     /// Sinks, recents, and `k` of a budget.
@@ -201,6 +238,7 @@ impl CisOptions {
             dilation: self.neighbours,
             block: self.block,
             earlier: self.compared,
+            tail: self.tail,
             reduction: self.group_score,
             similarity: self.group_similarity,
             hidden,
