@@ -587,7 +587,7 @@ fn the_oldest_of_equal_slots_goes() {
             let positions: Vec<i32> = (0..slots).map(|_| numbers.below(1 << 20) as i32).collect();
             let ties = Ties {
                 positions: Tensor::from_data(&positions[..], (device, DType::I32)),
-                factor: 4.0,
+                factor: 100.0,
             };
             let longest = Some(lengths[0]);
             let options =
@@ -602,7 +602,7 @@ fn the_oldest_of_equal_slots_goes() {
                     .map(|place| {
                         let all = |heads: &[Vec<Option<f64>>]| {
                             let all: Vec<f64> = heads.iter().map(|h| h[place].unwrap()).collect();
-                            log_sum_exp(&all) / 4f64.ln()
+                            log_sum_exp(&all) / 100f64.ln()
                         };
                         match scope {
                             EvictionScope::Head => all(&importances[pair..=pair]),

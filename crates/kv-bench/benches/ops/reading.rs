@@ -65,6 +65,7 @@ pub(crate) fn reading(criterion: &mut Criterion, name: &str, inputs: &mut Inputs
         radius: 1,
         dilation: Dilation::Shared,
         earlier: Earlier::Any,
+        tail: false,
         block: 8,
         reduction: ScoreReduction::Sum,
         similarity: SimilarityReduction::Mean,

@@ -304,6 +304,7 @@ fn cis(bench: &mut KernelBench<'_>, case: &Attention) -> anyhow::Result<()> {
                 dilation: Dilation::Shared,
                 block,
                 earlier: Earlier::Any,
+                tail: false,
                 reduction: ScoreReduction::Sum,
                 similarity: SimilarityReduction::Mean,
                 hidden: Share::default(),

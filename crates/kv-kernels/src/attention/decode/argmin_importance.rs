@@ -106,9 +106,7 @@ pub(super) fn argmin_importance(
     let mut growth = 0.0f32;
     #[comptime]
     if let ComptimeOption::Some(records) = &eviction.records {
-        let total_kv_heads = eviction.limits.len();
-        let sequence = records.sequence_of(candidates_of_cube.kv_head, total_kv_heads);
-        growth = records.growth_of(sequence);
+        growth = records.growth_of_head(candidates_of_cube.kv_head);
     }
     let mut best = f32::new(INFINITE_IMPORTANCE);
     let mut best_slot = usize::new(0);

@@ -20,6 +20,8 @@ pub(crate) struct ImportanceRecords {
     now: Box<[i32]>,
     /// `−ln γ`
     growth: f32,
+    /// `Hkv`
+    kv_heads: usize,
 }
 
 #[cube]
@@ -29,9 +31,9 @@ impl ImportanceRecords {
         f32::cast_from(self.now[sequence]) * self.growth
     }
 
-    /// The sequence of head `kv_head`, one of `total_kv_heads`.
-    pub(crate) fn sequence_of(&self, kv_head: usize, total_kv_heads: usize) -> usize {
-        kv_head * self.now.len() / total_kv_heads
+    /// [`Self::growth_of`] the sequence of head `kv_head`, counted over all sequences' heads.
+    pub(crate) fn growth_of_head(&self, kv_head: usize) -> f32 {
+        self.growth_of(kv_head / self.kv_heads)
     }
 
     /// The record of a slot before this step. A token that was just written has none.
@@ -68,12 +70,15 @@ pub(crate) struct Remembered {
     pub(crate) now: CubeTensor,
     /// `−ln γ`
     pub(crate) growth: f32,
+    /// `Hkv`
+    pub(crate) kv_heads: usize,
 }
 
 impl Remembered {
     /// The records as a kernel's argument.
     pub(crate) fn launched(&self) -> ImportanceRecordsLaunch {
         let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
-        ImportanceRecordsLaunch::new(arg(&self.records), arg(&self.now), self.growth)
+        let (records, now) = (arg(&self.records), arg(&self.now));
+        ImportanceRecordsLaunch::new(records, now, self.growth, self.kv_heads)
     }
 }

@@ -72,6 +72,7 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
         records: into_contiguous(records),
         now: into_contiguous(now),
         growth: config.growth,
+        kv_heads,
     };
     let evicts = Evicts {
         log_norms: log_norms.clone(),

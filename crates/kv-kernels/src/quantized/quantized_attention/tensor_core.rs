@@ -123,14 +123,9 @@ pub(super) fn quantized_tiles_kernel<F: Float>(
     if cube >= ranges.total_kv_heads * ranges.splits {
         terminate!();
     }
-    let kv_head = cube / ranges.splits;
-    let split = cube % ranges.splits;
-    let offset = max(ranges.offsets[kv_head], 0) as usize / BLOCK.comptime();
-    let length = max(ranges.lengths[kv_head], 0) as usize;
-    let blocks = length.div_ceil(BLOCK.comptime());
-    let share = blocks.div_ceil(ranges.splits);
-    let first = min(split * share, blocks);
-    let end = min(first + share, blocks);
+    let part = ranges.part(cube);
+    let (kv_head, split, offset, length, first, end) =
+        (part.kv_head, part.split, part.offset, part.length, part.first, part.end);
     let unit = UNIT_POS as usize;
     let (plane, lane) = (unit / PLANE.comptime(), unit % PLANE.comptime());
     let (r, j) = (lane / TEAM.comptime(), lane % TEAM.comptime());
