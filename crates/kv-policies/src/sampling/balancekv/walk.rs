@@ -118,6 +118,7 @@ impl Walk {
             let seeds = Tensor::<1, Int>::from_data(seeds.as_slice(), (&device, DType::I32));
             let options = BalanceOptions {
                 block: self.block,
+                span: 1,
                 scale: None,
                 log_gamma: log_gamma(lists),
                 value_offset: self.value_offset,
