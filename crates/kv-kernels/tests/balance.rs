@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::{BalanceOptions, BalanceStrategy, Balanced, Centre, Draws, KernelError, balance};
 use kv_testing::{Numbers, STEP, TestDevice, devices};
@@ -16,6 +18,7 @@ struct Problem {
     centred: bool,
     draws: Vec<Vec<f32>>,
     block: usize,
+    span: usize,
     gamma: f64,
     offset: f32,
     halves: bool,
@@ -46,6 +49,7 @@ impl Problem {
             weights: None,
             centred: false,
             block,
+            span: 1,
             gamma: 0.01,
             offset: 0.025,
             halves: false,
@@ -88,6 +92,7 @@ impl Problem {
             self.lists.iter().map(|list| list.iter().map(|&slot| slot as i32).collect()).collect();
         let options = BalanceOptions {
             block: self.block,
+            span: self.span,
             scale: None,
             log_gamma: floats(&vec![self.gamma.ln() as f32; rows]),
             value_offset: self.offset,
@@ -119,8 +124,27 @@ impl Problem {
         columns.collect()
     }
 
+    /// The places of each span of a block of `tokens`: pairs of whole spans while there are enough
+    /// tokens, then the rest in two.
+    fn spans(&self, tokens: usize) -> Vec<Range<usize>> {
+        let mut sizes = Vec::new();
+        let mut left = tokens;
+        while left >= 2 * self.span {
+            sizes.extend([self.span; 2]);
+            left -= 2 * self.span;
+        }
+        sizes.extend([left - left / 2, left / 2]);
+        let mut first = 0;
+        let spans = sizes.into_iter().map(|size| {
+            first += size;
+            first - size..first
+        });
+        spans.filter(|span| !span.is_empty()).collect()
+    }
+
     /// The paper's walk, literally, for one list: sums over all tokens of the block before. `None`
-    /// from the first decision on that rounding may turn.
+    /// from the first decision on that rounding may turn. With spans the sums are over all pairs of
+    /// a token of the span and one before the span.
     fn signs(&self, row: usize) -> Vec<Vec<Option<i32>>> {
         let list = &self.lists[row];
         let dot = |pool: &[f32], a: usize, b: usize, mean: &[f64]| -> f64 {
@@ -138,8 +162,9 @@ impl Problem {
             let mut signs: Vec<i32> = Vec::new();
             let mut sure = true;
             let half = block.len().div_ceil(2);
-            let signs = (0..block.len()).map(|j| {
-                let term = |i: usize| {
+            let signs = self.spans(block.len()).into_iter().flat_map(|span| {
+                let (first, size) = (span.start, span.len());
+                let term = |i: usize, j: usize| {
                     let factor = |at: usize| {
                         let at = index * self.block + at;
                         self.weights.as_ref().map_or(1.0, |weights| f64::from(weights[row][at]))
@@ -152,19 +177,24 @@ impl Problem {
                     (logit / (self.dim as f64).sqrt()).exp()
                         * (factor(i) * factor(j) * likeness + f64::from(self.offset))
                 };
-                let terms: Vec<f64> = (0..j).map(term).collect();
-                let size: f64 = terms.iter().map(|term| term.abs()).sum();
-                let sum: f64 =
-                    terms.iter().zip(&signs).map(|(term, sign)| term * f64::from(*sign)).sum();
+                let (mut sum, mut all) = (0.0, 0.0);
+                for j in span {
+                    for (i, sign) in signs.iter().enumerate() {
+                        let term = term(i, j);
+                        sum += term * f64::from(*sign);
+                        all += term.abs();
+                    }
+                }
                 let probability = 0.5 - self.gamma * sum;
-                let draw = f64::from(self.draws[row][index * self.block + j]);
-                sure &= (draw - probability).abs() > 1e-5 * (1.0 + self.gamma * size);
+                let draw = f64::from(self.draws[row][index * self.block + first]);
+                sure &= (draw - probability).abs() > 1e-5 * (1.0 + self.gamma * all);
                 let mut sign = if draw < probability { 1 } else { -1 };
-                if self.halves && signs.iter().filter(|&&other| other == sign).count() == half {
+                let taken = signs.iter().filter(|&&other| other == sign).count();
+                if self.halves && taken + size > half {
                     sign = -sign;
                 }
-                signs.push(sign);
-                sure.then_some(sign)
+                signs.extend(vec![sign; size]);
+                vec![sure.then_some(sign); size]
             });
             signs.collect()
         });
@@ -235,6 +265,53 @@ fn walks_as_the_paper_says() {
                 assert!(compared > all / 2, "{name}: {compared} of {all} decisions are sure");
             }
         }
+    });
+}
+
+/// Spans of a power of two and of other numbers, blocks that a last list's end cuts anywhere, and
+/// the greedy walk.
+#[test]
+fn walks_over_spans() {
+    on_all(|tested| {
+        for (seed, block, span, dim) in [(20, 64, 4, 40), (21, 96, 3, 32), (22, 128, 64, 7)] {
+            let counts = [300, 263, block + 2 * span - 1, block - 1, span, 1, 0];
+            let plain = Problem { span, ..Problem::random(seed, &counts, dim, block) };
+            let centred = Problem { centred: true, halves: true, ..plain.clone() };
+            let weights = plain.lists.iter().map(|list| vec![1.5; list.len()]);
+            let weighted = Problem { weights: Some(weights.collect()), ..centred.clone() };
+            let greedy = Problem { gamma: 4.0, ..centred };
+            for (case, problem) in [plain, weighted, greedy].iter().enumerate() {
+                let name = format!("{} block {block} span {span} case {case}", tested.name);
+                let balanced = problem.run(&tested.device, DType::F32);
+                let kept = balanced.kept.clone().try_into_vec_as::<i32>().unwrap();
+                let compared = problem.check(balanced, &name);
+                let all: usize = problem.lists.iter().map(Vec::len).sum();
+                assert!(compared > all / 2, "{name}: {compared} of {all} decisions are sure");
+                if problem.halves {
+                    let half = problem.longest() / 2;
+                    for (list, kept) in problem.lists.iter().zip(kept.chunks(half)) {
+                        let kept = kept.iter().filter(|&&slot| slot >= 0).count();
+                        assert_eq!(kept, list.len() / 2, "{name}");
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// Keys whose exponents are far apart within a span: the sums of its tokens are joined without an
+/// overflow.
+#[test]
+fn spans_of_keys_of_any_norm_do_not_overflow() {
+    on_all(|tested| {
+        let mut problem = Problem { span: 4, ..Problem::random(25, &[256, 199], 32, 256) };
+        for (slot, key) in problem.keys.chunks_mut(32).enumerate() {
+            let own = key.iter().map(|x| x * x).sum::<f32>().sqrt();
+            key.iter_mut().for_each(|x| *x *= [0.1, 8.0, 22.0][slot % 3] / own);
+        }
+        problem.gamma = 4.0;
+        let compared = problem.check(problem.run(&tested.device, DType::F32), tested.name);
+        assert!(compared > 40, "{}: {compared}", tested.name);
     });
 }
 
@@ -346,6 +423,7 @@ fn seeds_draw_alike_everywhere() {
         let lists: Vec<i32> = problem.lists[0].iter().map(|&slot| slot as i32).collect();
         let options = BalanceOptions {
             block: 64,
+            span: 1,
             scale: None,
             log_gamma: Tensor::full([1], -60.0, (device, DType::F32)),
             value_offset: 0.0,
@@ -378,6 +456,16 @@ fn blocks_that_cannot_be_are_refused() {
             let result = problem.try_run(&tested.device, DType::F32);
             let refused = matches!(result, Err(KernelError::Unsupported { .. }));
             assert_eq!(refused, block < 8 || tested.name != "cpu", "{} {block}", tested.name);
+        }
+        for span in [0, 3, 8] {
+            let problem = Problem { span, ..Problem::random(14, &[10], 8, 8) };
+            let result = problem.try_run(&tested.device, DType::F32);
+            let refused = matches!(
+                &result,
+                Err(KernelError::Unsupported { argument: "span", actual, .. })
+                    if *actual == span.to_string()
+            );
+            assert!(refused, "{} {span}: {result:?}", tested.name);
         }
     });
 }

@@ -56,7 +56,8 @@ pub use registry::{
     Entry, POLICIES, Treatment, build, build_named, entry, leaves_budget_open, with_budget,
 };
 pub use sampling::{
-    AnchorRule, BalanceKv, BalanceKvStream, Centring, OfficialList, OfficialWalk, Uniform,
+    AnchorRule, BalanceKv, BalanceKvStream, Centring, OfficialList, OfficialWalk, SurvivorWeights,
+    Uniform,
 };
 pub use sketch::{
     KvReviver, KvReviverOptions, QuantizedHead, QuantizedReviver, QuantizedReviverOptions,

@@ -53,7 +53,11 @@ fn golden_balancekv() {
 }
 
 /// A prompt whose keys gather around a few directions, as real ones do: `[B, Hkv, T, D]`.
-fn clustered(seed: u64, [batch, heads, tokens, dim]: [usize; 4], device: &Device) -> Prompt {
+pub(crate) fn clustered(
+    seed: u64,
+    [batch, heads, tokens, dim]: [usize; 4],
+    device: &Device,
+) -> Prompt {
     let mut numbers = Numbers::new(seed);
     let total_kv_heads = batch * heads;
     let mut rows = || {
@@ -96,8 +100,10 @@ fn balancekv_keeps_its_budget_exactly() {
     for tested in devices() {
         let prompt = clustered(1, [2, 2, 300, 32], &tested.device);
         for budget in [1, 2, 3, 40, 75, 100, 150, 200, 299, 300] {
-            for block in [32, 256] {
-                let config = json!({"policy": "balancekv", "budget": budget, "block": block});
+            for (block, span) in [(32, 1), (256, 1), (32, 4), (256, 8)] {
+                let config = json!({
+                    "policy": "balancekv", "budget": budget, "block": block, "span": span,
+                });
                 let cache = prompt.compress(&*policy(config), 4);
                 for range in 0..4 {
                     let kept = weights(&cache, range);
@@ -170,6 +176,16 @@ fn balancekv_at_its_edges() {
         json!({"anchors": 0.5}),
         json!({"official": true, "delta": 0.1}),
         json!({"official": true, "anchors": 0.5}),
+        json!({"official": true, "span": 2}),
+        json!({"official": true, "weights": "fitted"}),
+        json!({"span": 0}),
+        json!({"span": 3}),
+        json!({"block": 64, "span": 64}),
+        json!({"weights": "other"}),
+        json!({"anchor_span": 2}),
+        json!({"anchors_by": "leverage"}),
+        json!({"policy": "balancekv-augmented", "anchor_span": 0}),
+        json!({"policy": "balancekv-augmented", "anchors_by": "block-mean", "anchor_span": 2}),
         json!({"policy": "balancekv-augmented", "anchors": -0.5}),
         json!({"policy": "balancekv-augmented", "anchors": 0.0, "gamma": -1.0}),
     ] {
@@ -185,7 +201,7 @@ fn balancekv_at_its_edges() {
 }
 
 /// `‖attention − exact‖ / ‖exact‖` of a cache, over the prompt's last queries.
-fn error(prompt: &Prompt, config: &Value) -> f64 {
+pub(crate) fn error(prompt: &Prompt, config: &Value) -> f64 {
     let cache = prompt.compress(&*policy(config.clone()), 1);
     let full = prompt.compress(&*policy(json!({"policy": "full"})), 1);
     let tokens = prompt.query.dims()[2];

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod balanced_spans;
 mod balancekv;
 mod block_anchors;
 mod cam;

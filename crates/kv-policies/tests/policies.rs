@@ -33,6 +33,10 @@ pub(crate) fn all(budget: Value) -> Vec<Value> {
     configs.push(json!({
         "policy": "balancekv-augmented", "budget": budget, "anchors_by": "block-mean",
     }));
+    configs.push(json!({
+        "policy": "balancekv-augmented", "budget": budget, "anchors_by": "leverage",
+        "anchor_span": 4, "span": 4, "weights": "fitted",
+    }));
     configs.push(json!({"policy": "double-sparsity", "budget": budget, "dense_layers": 0}));
     configs.push(json!({"policy": "duo-attention", "budget": budget, "alpha": [[0.3, 0.8]]}));
     configs

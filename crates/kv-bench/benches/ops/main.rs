@@ -117,6 +117,7 @@ fn slots(criterion: &mut Criterion, name: &str, inputs: &mut Inputs) {
     bench(criterion, "balance", name, &device, || {
         let options = BalanceOptions {
             block: 256,
+            span: 1,
             scale: None,
             log_gamma: log_gamma.clone(),
             value_offset: 0.025,

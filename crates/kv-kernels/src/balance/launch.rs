@@ -42,7 +42,7 @@ pub(super) fn run(walk: BalanceArgs<CubeBackend>) -> Classes<CubeBackend> {
         DrawArgs::Seeds(seeds) => (into_contiguous(seeds), log_gamma.clone(), true),
         DrawArgs::Numbers(numbers) => (counts.clone(), into_contiguous(numbers), false),
     };
-    let WalkConfig { block, scale, value_offset, halves, .. } = config;
+    let WalkConfig { block, span, scale, value_offset, halves, .. } = config;
     // Both kernels take these arguments.
     macro_rules! balance {
         ($kernel:path, $units:expr, [$($lanes:expr)?], $blueprint:expr) => {
@@ -106,6 +106,7 @@ pub(super) fn run(walk: BalanceArgs<CubeBackend>) -> Classes<CubeBackend> {
             [lanes],
             plain::Blueprint {
                 block,
+                span,
                 columns: head_dim / lanes,
                 centred,
                 valued,

@@ -37,6 +37,9 @@ pub struct BalanceOptions {
     /// Tokens that are balanced against each other: an even number of at least 2, and at most 256
     /// on GPUs.
     pub block: usize,
+    /// Adjacent tokens that get one sign, so that they stay or go together: a divisor of half a
+    /// block, so that both halves have equally many spans.
+    pub span: usize,
     /// Factor of `⟨k_i, k_j⟩`; `None` means `1 / sqrt(D)`.
     pub scale: Option<f32>,
     /// `ln γ` of every list, `[P]`, f32. A token gets `+1` with probability `1/2 − γ Σ K_ij η_i`.
@@ -98,6 +101,13 @@ pub struct Balanced {
 /// query `q`, `Σ exp(scale ⟨q, k⟩) v` over one class is near the sum over the other class. The
 /// paper's `γ` is `1 / (2 c R²)`; blocks are from its appendix B.
 ///
+/// With spans of several tokens the walk is over spans (ours): the vector of a span is the sum of
+/// its tokens' vectors, so that `K` of two spans is the sum of `K_ij` over the tokens `i` of one
+/// and `j` of the other. A span takes the random number of its first token. A block of `n` tokens,
+/// the last of a list, has whole pairs of spans, and two shorter spans of the tokens behind them:
+/// of the `r = n mod 2 span` tokens the first has `⌈r / 2⌉`, the second `⌊r / 2⌋`. So a block's
+/// halves have as many tokens as without spans.
+///
 /// A sum carries an exponent of its own, so keys of any norm cause no overflow. Signs are those of
 /// exact arithmetic, except for the rounding of f32 sums.
 ///
@@ -118,7 +128,7 @@ pub fn balance(
 ) -> Result<Balanced, KernelError> {
     let [slots, head_dim] = keys.dims();
     let [rows, longest] = lists.dims();
-    let BalanceOptions { block, scale, log_gamma, value_offset, .. } = options;
+    let BalanceOptions { block, span, scale, log_gamma, value_offset, .. } = options;
     let check = Check::new(OP, &keys);
     check.supported()?;
     check.float("keys", &keys)?;
@@ -132,6 +142,14 @@ pub fn balance(
             supported: "even numbers from 2 on, up to 256 on GPUs",
         });
     }
+    if span == 0 || !(block / 2).is_multiple_of(span) {
+        return Err(KernelError::Unsupported {
+            op: OP,
+            argument: "span",
+            actual: span.to_string(),
+            supported: "divisors of half a block",
+        });
+    }
     if let Some(values) = &values {
         check.shape("values", values, &[slots, head_dim])?;
         check.same_dtype("values", values, "the keys' dtype", keys.dtype())?;
@@ -143,7 +161,8 @@ pub fn balance(
     check.int("counts", &counts)?;
     check.shape("log_gamma", &log_gamma, &[rows])?;
     check.f32("log_gamma", &log_gamma)?;
-    let strategy = check.chosen(options.strategy, keys.dtype(), &BalanceShape { head_dim })?;
+    let strategy =
+        check.chosen(options.strategy, keys.dtype(), &BalanceShape { head_dim, span })?;
     let blocks = longest.div_ceil(block);
     let centre = match options.centre {
         Centre::None => CentreArgs::None,
@@ -172,6 +191,7 @@ pub fn balance(
     };
     let config = WalkConfig {
         block,
+        span,
         scale: scale.unwrap_or_else(|| 1.0 / (head_dim as f32).sqrt()),
         value_offset,
         halves: options.halves,
@@ -199,6 +219,7 @@ pub fn balance(
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct WalkConfig {
     pub(crate) block: usize,
+    pub(crate) span: usize,
     pub(crate) scale: f32,
     pub(crate) value_offset: f32,
     pub(crate) halves: bool,

@@ -4,12 +4,14 @@
 //! The Gram matrix is never whole. It is made in strips: 32 tokens against all later tokens, where
 //! each unit keeps the column of its own token in registers. When a token's sign is known, the
 //! units of all later tokens add it to their sums. So a token's sum is complete when its turn
-//! comes, and nothing is reduced. One unit decides, and all units read the sign.
+//! comes, and nothing is reduced. One unit decides, and all units read the sign. Where several
+//! tokens get one sign, the unit of the first one adds their sums up.
 
 use cubecl::prelude::*;
 
 use super::walk::{
-    BlockClasses, Centres, Outcome, TokenLists, WalkRules, block_of, factors_of, finish, sign_of,
+    BlockClasses, Centres, Outcome, TokenLists, WalkRules, block_of, factors_of, finish, joined,
+    sign_of, span_of,
 };
 use crate::components::pool::Pool;
 use crate::components::sentinels::LOWEST_LOGIT;
@@ -24,6 +26,8 @@ const CHUNK: usize = 8;
 pub(super) struct Blueprint {
     /// Tokens of a block, and units of a cube.
     pub(super) block: usize,
+    /// Tokens that get one sign.
+    pub(super) span: usize,
     /// Vectors of a row.
     pub(super) columns: usize,
     pub(super) centred: bool,
@@ -45,6 +49,7 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
     #[define(F)] _dtype: ElemType,
 ) {
     let block = blueprint.block.comptime();
+    let span = blueprint.span.comptime();
     let columns = blueprint.columns.comptime();
     let longest = lists.longest;
     let blocks = longest.div_ceil(block.runtime());
@@ -62,11 +67,15 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
         mean = (row * centres.centres + index % centres.centres) * columns;
     }
 
-    // Σ K_ij η_i over the earlier tokens, without its factor exp(top).
+    // Tokens before the span of this unit's token.
+    let earlier = min(span_of(unit, tokens, span).0, tokens);
+    // Σ K_ij η_i over these tokens, without its factor exp(top).
     let mut sum = 0.0f32;
     let mut top = f32::new(LOWEST_LOGIT);
     let mut failing = 0i32;
     let mut sign = 0i32;
+    // The sign of the span whose turn it is.
+    let mut theirs = 0i32;
     // Tokens of either class so far, and those of this unit's class before its token.
     let mut positives = 0i32;
     let mut negatives = 0i32;
@@ -77,6 +86,8 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
     let mut strip = Shared::<[Vector<f32, N>]>::new_slice(comptime!(STRIP * CHUNK));
     let mut factors = Shared::<[f32]>::new_slice(STRIP);
     let mut chosen = Shared::<[i32]>::new_slice(STRIP);
+    let mut sums = Shared::<[f32]>::new_slice(span);
+    let mut tops = Shared::<[f32]>::new_slice(span);
     let mut start = 0usize;
     while start < tokens {
         // All units have read the last strip's factors.
@@ -96,7 +107,7 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
         #[unroll]
         for i in 0..STRIP {
             terms[i] *= rules.scale;
-            if start + i < min(unit, tokens) {
+            if start + i < earlier {
                 highest = max(highest, terms[i]);
             }
         }
@@ -124,26 +135,46 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
                 factor *= weight * factors[i];
             }
             factor += rules.value_offset;
-            let precedes = start + i < min(unit, tokens);
+            let precedes = start + i < earlier;
             terms[i] = select(precedes, factor * (terms[i] - top).exp(), 0.0f32);
         }
-        let scales = factors_of(top, gamma);
+        let mut scales = factors_of(top, gamma);
         #[unroll]
         for i in 0..STRIP {
-            if unit == start + i && unit < tokens {
-                let found = sign_of(sum, scales.0, scales.1, token.draw);
-                sign = found.0;
-                failing = found.1;
-                if comptime!(blueprint.halves) {
-                    let taken = select(sign > 0, positives, negatives);
-                    sign = select(taken == half, -sign, sign);
+            let at = start + i;
+            let (first_of_span, end) = span_of(at, tokens, span);
+            if first_of_span == at && at < tokens {
+                if comptime!(span > 1) {
+                    if unit >= at && unit < end {
+                        sums[unit - at] = sum;
+                        tops[unit - at] = top;
+                    }
+                    sync_cube();
                 }
-                before = select(sign > 0, positives, negatives);
-                chosen[i] = sign;
+                if unit == at {
+                    let mut total = sum;
+                    if comptime!(span > 1) {
+                        let (all, highest) = joined(&sums, &tops, end - at);
+                        total = all;
+                        scales = factors_of(highest, gamma);
+                    }
+                    let found = sign_of(total, scales.0, scales.1, token.draw);
+                    let mut own = found.0;
+                    failing = found.1;
+                    if comptime!(blueprint.halves) {
+                        let taken = select(own > 0, positives, negatives);
+                        own = select(taken + (end - at) as i32 > half, -own, own);
+                    }
+                    chosen[i] = own;
+                }
+                sync_cube();
+                theirs = chosen[i];
             }
-            sync_cube();
-            if start + i < tokens {
-                let theirs = chosen[i];
+            if at < tokens {
+                if unit == at {
+                    sign = theirs;
+                    before = select(theirs > 0, positives, negatives);
+                }
                 sum += terms[i] * f32::cast_from(theirs);
                 positives += select(theirs > 0, 1i32, 0i32);
                 negatives += select(theirs > 0, 0i32, 1i32);

@@ -1,5 +1,7 @@
 //! `balance` in plain loops, in f64: the CPU path, and the oracle of the kernels' tests.
 
+use std::cmp::Ordering;
+
 use super::WalkConfig;
 use crate::components::sentinels::NO_SLOT;
 use crate::layers::random::uniform;
@@ -103,7 +105,7 @@ impl Lists<'_> {
 
     /// The signs of one block, and whether a probability was outside `[0, 1]`.
     fn walk(&self, row: usize, index: usize, places: std::ops::Range<usize>) -> (Vec<i32>, bool) {
-        let WalkConfig { scale, value_offset, .. } = self.config;
+        let WalkConfig { span, scale, value_offset, .. } = self.config;
         let (dim, longest) = (self.head_dim, self.lists.len() / self.counts.len());
         let mean = self.mean(row, index);
         let tokens: Vec<(Vec<f64>, Vec<f64>)> = places
@@ -125,20 +127,23 @@ impl Lists<'_> {
         let mut signs: Vec<i32> = Vec::with_capacity(tokens.len());
         let mut counts = [0, 0];
         let mut failed = false;
-        for (j, (key, value)) in tokens.iter().enumerate() {
-            // f64 overflows beyond exp(709), so the sum is a mantissa times exp(top).
-            let logits: Vec<f64> =
-                tokens[..j].iter().map(|(other, _)| dot(key, other) * f64::from(scale)).collect();
-            let top = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let terms = tokens[..j].iter().zip(&logits).zip(&signs);
-            let sum: f64 = terms
-                .map(|(((_, other), logit), sign)| {
-                    (dot(value, other) + f64::from(value_offset))
-                        * (logit - top).exp()
-                        * f64::from(*sign)
+        while signs.len() < tokens.len() {
+            let first = signs.len();
+            let size = span_size(first, tokens.len(), span);
+            // Each pair of a token of the span and an earlier one, as a logit and its factor.
+            let own = &tokens[first..first + size];
+            let pairs =
+                own.iter().flat_map(|own| tokens.iter().zip(&signs).map(move |of| (own, of)));
+            let terms: Vec<(f64, f64)> = pairs
+                .map(|((key, value), ((other_key, other_value), sign))| {
+                    let likeness = dot(value, other_value) + f64::from(value_offset);
+                    (dot(key, other_key) * f64::from(scale), likeness * f64::from(*sign))
                 })
-                .sum();
-            let index = places.start + j;
+                .collect();
+            // f64 overflows beyond exp(709), so the sum is a mantissa times exp(top).
+            let top = terms.iter().map(|(logit, _)| *logit).fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = terms.iter().map(|(logit, factor)| factor * (logit - top).exp()).sum();
+            let index = places.start + first;
             let draw = match self.draws {
                 HostDraws::Seeds(seeds) => {
                     let seed = &seeds[row * 2..][..2];
@@ -154,13 +159,23 @@ impl Lists<'_> {
             };
             failed |= own.abs() > 0.5 * one;
             let mut sign = if own < (0.5 - f64::from(draw)) * one { 1 } else { -1 };
-            if self.config.halves && counts[usize::from(sign > 0)] == half {
+            if self.config.halves && counts[usize::from(sign > 0)] + size > half {
                 sign = -sign;
             }
-            counts[usize::from(sign > 0)] += 1;
-            signs.push(sign);
+            counts[usize::from(sign > 0)] += size;
+            signs.extend(std::iter::repeat_n(sign, size));
         }
         (signs, failed)
+    }
+}
+
+/// Tokens of the span that begins at a place of a block of `tokens`.
+fn span_size(first: usize, tokens: usize, span: usize) -> usize {
+    let whole = tokens - tokens % (2 * span);
+    match first.cmp(&whole) {
+        Ordering::Less => span,
+        Ordering::Equal => (tokens - whole).div_ceil(2),
+        Ordering::Greater => tokens - first,
     }
 }
 

@@ -21,6 +21,8 @@ pub enum BalanceStrategy {
 #[cfg_attr(not(feature = "gpu"), allow(dead_code, reason = "a CPU has no choice"))]
 pub(crate) struct BalanceShape {
     pub(crate) head_dim: usize,
+    /// Tokens that get one sign.
+    pub(crate) span: usize,
 }
 
 impl Strategy for BalanceStrategy {
@@ -41,6 +43,8 @@ impl Strategy for BalanceStrategy {
     fn obstacle(self, device: &DeviceTraits, shape: &BalanceShape) -> Option<&'static str> {
         match self {
             Self::Auto | Self::Portable => None,
+            // A span's tokens may be those of two planes.
+            Self::TensorCore if shape.span > 1 => Some("spans of several tokens"),
             Self::TensorCore => device.lacks_products(shape.head_dim),
         }
     }

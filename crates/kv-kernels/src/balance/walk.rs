@@ -98,6 +98,37 @@ pub(super) fn block_of(
     BlockToken { row, first, tokens, slot, draw }
 }
 
+/// The span of a place in a block of `tokens`: its first place and the place behind its last one.
+#[cube]
+pub(super) fn span_of(place: usize, tokens: usize, #[comptime] span: usize) -> (usize, usize) {
+    if comptime!(span == 1) {
+        (place, place + 1)
+    } else {
+        let pair = comptime!(2 * span).runtime();
+        let whole = tokens / pair * pair;
+        let first = place / span.runtime() * span.runtime();
+        // The tokens behind the last pair of spans are two shorter ones.
+        let second = whole + (tokens - whole).div_ceil(2);
+        let short = select(place < second, whole, second);
+        let end = select(place < second, second, tokens);
+        (select(place < whole, first, short), select(place < whole, first + span.runtime(), end))
+    }
+}
+
+/// The sum of several sums, each with an exponent of its own.
+#[cube]
+pub(super) fn joined(sums: &Shared<[f32]>, tops: &Shared<[f32]>, count: usize) -> (f32, f32) {
+    let mut top = tops[0];
+    for at in 1..count {
+        top = max(top, tops[at]);
+    }
+    let mut sum = 0.0f32;
+    for at in 0..count {
+        sum += sums[at] * (tops[at] - top).exp();
+    }
+    (sum, top)
+}
+
 /// The factors of a sum with the exponent `top`, and of the number that it is compared with. They
 /// keep both finite.
 #[cube]

@@ -11,5 +11,7 @@ mod balancekv;
 mod exact_ends;
 mod uniform;
 
-pub use balancekv::{AnchorRule, BalanceKv, BalanceKvStream, Centring, OfficialList, OfficialWalk};
+pub use balancekv::{
+    AnchorRule, BalanceKv, BalanceKvStream, Centring, OfficialList, OfficialWalk, SurvivorWeights,
+};
 pub use uniform::Uniform;

@@ -108,6 +108,7 @@ impl Lists {
         let order = Tensor::<1, Int>::arange(0..slots as i64, (&device, DType::I32));
         let options = BalanceOptions {
             block,
+            span: 1,
             scale: None,
             log_gamma: Tensor::full([lists], 4f32.ln(), (&device, DType::F32)),
             value_offset: 0.025,

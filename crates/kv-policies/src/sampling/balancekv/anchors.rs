@@ -6,6 +6,7 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::{Selection, read_f32};
 use serde::{Deserialize, Serialize};
 
+use super::gram::{Groups, turns};
 use crate::{KeyDiff, Observation, Result, Scorer};
 
 /// Which tokens' keys stand apart.
@@ -16,6 +17,9 @@ pub enum AnchorRule {
     /// each layer's own, and as many as there are slots for. Ours.
     #[default]
     KeyDiff,
+    /// The highest leverage: `|K_ii| / Σ_j |K_ij|` over the tokens `j` of the token's block, with the
+    /// walk's kernel `K`. Each layer's own, and as many as there are slots for. Ours.
+    Leverage,
     /// Keys whose mean inner product with the keys of their block is not above 0, and the 25 tokens
     /// on each side of them: the authors' code, which finds them in the second layer and keeps them
     /// in all layers behind it. There may be none.
@@ -29,22 +33,87 @@ const REACH: usize = 25;
 /// What the authors' code adds to every inner product.
 const OFFSET: f32 = 1e-8;
 
-/// The `count` tokens of `middle`, counted from its first, whose keys have the lowest cosines to
-/// the mean direction.
-pub(super) fn by_key_diff(
-    observation: &Observation<'_>,
-    middle: &Range<usize>,
-    count: usize,
-) -> Result<Selection> {
-    let [batch, kv_heads, ..] = observation.dims();
-    if count == 0 {
-        return Ok(Selection::new(vec![Vec::new(); batch * kv_heads])?);
+/// The keys and values that anchors are chosen from, `[B, Hkv, n, D]`.
+pub(super) struct Candidates {
+    keys: Tensor<4>,
+    values: Tensor<4>,
+}
+
+impl Candidates {
+    /// Those of the tokens of `middle`.
+    pub(super) fn of(observation: &Observation<'_>, middle: &Range<usize>) -> Self {
+        let part = |tensor: &Tensor<4>| tensor.clone().narrow(2, middle.start, middle.len());
+        Self { keys: part(observation.keys), values: part(observation.values) }
     }
-    let part = |tensor: &Tensor<4>| tensor.clone().narrow(2, middle.start, middle.len());
-    let (keys, values) = (part(observation.keys), part(observation.values));
-    let scores = KeyDiff {}
-        .prefill(&Observation { keys: &keys, values: &values, ..observation.clone() }, count)?;
-    Ok(Selection::highest(scores, count)?)
+
+    /// The `count` tokens, counted from the first of `middle`, of the highest scores. With spans of
+    /// several tokens the spans of the highest scores within, as many whole ones as `count` has
+    /// room for, which must be one at least.
+    pub(super) fn highest(scores: Tensor<3>, count: usize, span: usize) -> Result<Selection> {
+        let [batch, kv_heads, tokens] = scores.dims();
+        if span == 1 {
+            return Ok(Selection::highest(scores, count)?);
+        }
+        let groups = tokens / span;
+        let spans = scores.narrow(2, 0, groups * span).reshape([batch, kv_heads, groups, span]);
+        let best = Selection::highest(spans.max_dim(3).squeeze_dim(3), count / span)?;
+        let heads = best.kept()?.iter().map(|spans| {
+            let tokens = |at: &u32| at * span as u32..(at + 1) * span as u32;
+            spans.iter().flat_map(tokens).collect()
+        });
+        Ok(Selection::new(heads.collect())?)
+    }
+
+    /// Scores of [`AnchorRule::KeyDiff`], `[B, Hkv, n]`.
+    pub(super) fn key_diff(&self, observation: &Observation<'_>) -> Result<Tensor<3>> {
+        let (keys, values) = (&self.keys, &self.values);
+        KeyDiff {}.prefill(&Observation { keys, values, ..observation.clone() }, 0)
+    }
+
+    /// Scores of [`AnchorRule::Leverage`], `[B, Hkv, n]`: `|K_ii| / Σ_j |K_ij|` over the tokens `j`
+    /// of the token's block, with the kernel of [`super::gram`]. It is 1 for a token that no other one of its block can stand for, and `1 / b` for
+    /// one of `b` alike. Values' products may be negative, and so may their sum be: absolute values
+    /// keep the share within 0 and 1. A row is divided by its largest exponential first.
+    pub(super) fn leverage(&self, block: usize, centred: bool, offset: f32) -> Tensor<3> {
+        let [batch, kv_heads, tokens, head_dim] = self.keys.dims();
+        let total_kv_heads = batch * kv_heads;
+        let blocks = tokens.div_ceil(block);
+        let device = self.keys.device();
+        let filled = |rows: Tensor<3>| {
+            let width = rows.dims()[2];
+            let places = blocks * block - tokens;
+            let zeros = || {
+                let shape = [total_kv_heads, places, width];
+                Tensor::<3>::zeros(shape, (&device, DType::F32))
+            };
+            let rows = if places > 0 { Tensor::cat(vec![rows, zeros()], 1) } else { rows };
+            rows.reshape([total_kv_heads * blocks, block, width])
+        };
+        let rows = |tensor: &Tensor<4>| {
+            tensor.clone().cast(DType::F32).reshape([total_kv_heads, tokens, head_dim])
+        };
+        let mut keys = rows(&self.keys);
+        if centred {
+            keys = keys.clone() - keys.mean_dim(1);
+        }
+        let live = Tensor::<3>::ones([total_kv_heads, tokens, 1], (&device, DType::F32));
+        let groups = Groups {
+            keys: filled(keys.div_scalar((head_dim as f32).sqrt().sqrt())),
+            values: filled(rows(&self.values)),
+            live: filled(live).squeeze_dim(2),
+        };
+        let shares = turns(groups.len(), block * block).map(|turn| {
+            let own = groups.part(&turn);
+            let logits = own.logits(&own);
+            let top = logits.clone().max_dim(2);
+            let kernel = (logits - top.clone()).exp() * own.likeness(&own, offset).abs();
+            let [logit, likeness] = own.own(offset);
+            let diagonal = (logit - top).exp() * likeness;
+            diagonal / kernel.sum_dim(2).clamp_min(f32::MIN_POSITIVE)
+        });
+        let shares = Tensor::cat(shares.collect(), 0).reshape([batch, kv_heads, blocks * block]);
+        shares.narrow(2, 0, tokens)
+    }
 }
 
 /// The tokens of `middle`, counted from its first, that stand apart from their block, at most

@@ -194,6 +194,7 @@ impl Reduction {
             .collect();
         let options = BalanceOptions {
             block: longest.min(LONGEST_BLOCK),
+            span: 1,
             scale: None,
             log_gamma: Tensor::from_data(log_gamma.as_slice(), (&device, DType::F32)),
             value_offset: self.joint.unwrap_or(0.0),

@@ -2,13 +2,16 @@
 //! both halves attend alike.
 //!
 //! * [`walk`]: the halving itself; [`official`]: the walk as in the authors' code; [`compressed`]:
-//!   the tokens that a walk leaves.
+//!   the tokens that a walk leaves; [`fitted`]: weights of these that are ours; [`gram`]: the walk's
+//!   kernel as matrices.
 //! * [`anchors`], [`augmented`]: `balancekv-augmented`, whose tokens that stand apart stay exact.
 //! * [`merge_reduce`], [`stream`]: `balancekv-stream`, which works in levels and while decoding.
 
 mod anchors;
 mod augmented;
 mod compressed;
+mod fitted;
+mod gram;
 mod merge_reduce;
 mod official;
 mod stream;
@@ -31,9 +34,10 @@ use crate::sampling::exact_ends::exact_ends;
 use crate::{Capabilities, Observation, OwnedObservation, Plan, Policy, Result};
 
 pub use anchors::AnchorRule;
-use anchors::{by_block_mean, by_key_diff, without};
+use anchors::{Candidates, by_block_mean, without};
 use augmented::NAME as AUGMENTED;
 use compressed::{Compressed, Kept};
+pub use fitted::SurvivorWeights;
 pub use official::{OfficialList, OfficialWalk};
 pub use stream::BalanceKvStream;
 pub use walk::Centring;
@@ -72,6 +76,9 @@ pub struct BalanceKv {
     pub recents: Option<usize>,
     /// Tokens that are balanced against each other: even, 2 to 256.
     pub block: usize,
+    /// Adjacent tokens that get one sign, so that they stay or go together; 1 in the paper. A
+    /// divisor of half a block. See [`kv_kernels::balance`] for blocks that are no multiple of it.
+    pub span: usize,
     /// The practical walk: probabilities `1/2 − γ Σ`. The authors' code has `γ = 4`, which decides
     /// nearly every token by the sum's sign.
     pub gamma: f64,
@@ -86,12 +93,17 @@ pub struct BalanceKv {
     pub value_offset: f32,
     /// What keys are centred by.
     pub centring: Centring,
+    /// The weights of the tokens that the walk leaves.
+    pub weights: SurvivorWeights,
     /// Share of the slots between the ends for tokens that are kept exactly, as their keys stand
     /// apart: the augmented form for retrieval (section 4.3, "a small set of tokens whose key
     /// embeddings are strongly anti-correlated with the rest"; the paper names no number).
     pub anchors: f64,
     /// Which tokens stand apart.
     pub anchors_by: AnchorRule,
+    /// Adjacent tokens that are anchors together, from the first token between the ends on; 1 keeps
+    /// single tokens. [`AnchorRule::BlockMean`] has spans of its own.
+    pub anchor_span: usize,
     /// The authors' code to the letter instead, see [`OfficialWalk`]: it takes whole rounds only,
     /// so that less than the budget may be kept.
     pub official: bool,
@@ -105,12 +117,15 @@ impl BalanceKv {
             sinks: None,
             recents: None,
             block: 256,
+            span: 1,
             gamma: GAMMA,
             delta: None,
             value_offset: VALUE_OFFSET,
             centring: Centring::default(),
+            weights: SurvivorWeights::default(),
             anchors: 0.0,
             anchors_by: AnchorRule::default(),
+            anchor_span: 1,
             official: false,
         }
     }
@@ -126,24 +141,37 @@ impl BalanceKv {
         self.budget.validate()?;
         let invalid = |reason| invalid(policy, reason);
         Check(policy).share("anchors", self.anchors)?;
-        if self.official && (self.anchors > 0.0 || self.delta.is_some()) {
-            return Err(invalid("`official` goes with neither `anchors` nor `delta`".into()));
+        Check(policy).positive("anchor_span", self.anchor_span)?;
+        let others = [
+            ("anchors", self.anchors > 0.0),
+            ("delta", self.delta.is_some()),
+            ("span", self.span != 1),
+            ("weights", self.weights != SurvivorWeights::default()),
+        ];
+        if self.official
+            && let Some((other, _)) = others.iter().find(|(_, given)| *given)
+        {
+            return Err(invalid(format!("`official` does not go with `{other}`")));
+        }
+        if self.anchors_by == AnchorRule::BlockMean && self.anchor_span != 1 {
+            return Err(invalid("`anchor_span` does not go with `block-mean`".into()));
         }
         self.walk().validate().map_err(invalid)
     }
 
     fn walk(&self) -> Walk {
-        let Self { block, gamma, delta, value_offset, centring, .. } = *self;
+        let Self { block, span, gamma, delta, value_offset, centring, weights, .. } = *self;
         let form = delta.map_or(Form::Practical { gamma }, |delta| Form::Exact { delta });
-        Walk { block, form, value_offset, centring }
+        Walk { block, span, form, value_offset, centring, weights }
     }
 
     /// The policy from its configuration.
     pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
         let policy = config.take_budgeted(NAME, Self::new)?;
         policy.validate_as(NAME)?;
-        if policy.anchors > 0.0 || policy.anchors_by != AnchorRule::default() {
-            let reason = "`anchors` and `anchors_by` are of `balancekv-augmented`";
+        let augments = policy.anchors > 0.0 || policy.anchor_span != 1;
+        if augments || policy.anchors_by != AnchorRule::default() {
+            let reason = "`anchors`, `anchors_by` and `anchor_span` are of `balancekv-augmented`";
             return Err(invalid(NAME, reason.into()));
         }
         Ok(Arc::new(policy))
@@ -235,6 +263,31 @@ impl BalanceKv {
         parts.map(of).transpose()
     }
 
+    /// A layer's own anchors, at most `count` a head, counted from the first of `middle`.
+    fn own_anchors(
+        &self,
+        observation: &Observation<'_>,
+        middle: &Range<usize>,
+        count: usize,
+    ) -> Result<Selection> {
+        let [batch, kv_heads, ..] = observation.dims();
+        let none = || Ok(Selection::new(vec![Vec::new(); batch * kv_heads])?);
+        if count < self.anchor_span {
+            return none();
+        }
+        let candidates = Candidates::of(observation, middle);
+        let scores = match self.anchors_by {
+            AnchorRule::Leverage => {
+                let centred = self.centring == Centring::List;
+                candidates.leverage(self.block, centred, self.value_offset)
+            }
+            AnchorRule::KeyDiff => candidates.key_diff(observation)?,
+            // These are one layer's, and are shared.
+            AnchorRule::BlockMean => return none(),
+        };
+        Candidates::highest(scores, count, self.anchor_span)
+    }
+
     /// The plan of a prompt. `shared` has another layer's anchors by the authors' rule; else the
     /// layer chooses its own.
     fn plan(&self, observation: &Observation<'_>, shared: Option<&[Selection]>) -> Result<Plan> {
@@ -246,7 +299,7 @@ impl BalanceKv {
             return self.official(observation, middle, target)?.plan(ends, tokens);
         }
         if !self.capabilities().needs_all_layers {
-            let anchors = by_key_diff(observation, &middle, anchors)?;
+            let anchors = self.own_anchors(observation, &middle, anchors)?;
             return self.beside(observation, &middle, target, &anchors)?.plan(ends, tokens);
         }
         let own;

@@ -99,6 +99,7 @@ impl OfficialWalk {
             }
             let options = BalanceOptions {
                 block: self.block,
+                span: 1,
                 scale: Some(scale),
                 log_gamma: Tensor::full([total_kv_heads], log_gamma, (&device, DType::F32)),
                 value_offset: if values.is_some() { self.value_offset } else { 0.0 },

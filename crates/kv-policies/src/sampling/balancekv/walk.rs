@@ -3,12 +3,13 @@
 use std::f32::consts::LN_2;
 
 use burn::tensor::{DType, Int, Tensor};
-use kv_core::read_i32;
+use kv_core::{read_f32, read_i32};
 use kv_kernels::{BalanceOptions, BalanceStrategy, Centre, Draws, balance};
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 
 use super::compressed::{Compressed, Kept};
+use super::fitted::{Fit, Part, SurvivorWeights};
 use crate::policy::generator::generator;
 use crate::{Observation, Result};
 
@@ -16,9 +17,11 @@ use crate::{Observation, Result};
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Walk {
     pub(super) block: usize,
+    pub(super) span: usize,
     pub(super) form: Form,
     pub(super) value_offset: f32,
     pub(super) centring: Centring,
+    pub(super) weights: SurvivorWeights,
 }
 
 /// How a token's probability is computed.
@@ -41,9 +44,13 @@ pub enum Centring {
 
 impl Walk {
     pub(super) fn validate(&self) -> std::result::Result<(), String> {
-        let Self { block, form, value_offset, .. } = *self;
+        let Self { block, span, form, value_offset, .. } = *self;
         if !(2..=256).contains(&block) || block % 2 == 1 {
             return Err(format!("`block` is {block}, expected an even number from 2 to 256"));
+        }
+        if span == 0 || !(block / 2).is_multiple_of(span) {
+            let half = block / 2;
+            return Err(format!("`span` is {span}, expected a divisor of half a block, {half}"));
         }
         match form {
             Form::Exact { delta } if !(delta > 0.0 && delta < 1.0) => {
@@ -67,21 +74,23 @@ impl Walk {
         lists: Tensor<2, Int>,
         target: usize,
     ) -> Result<Compressed> {
-        let [batch, kv_heads, tokens, head_dim] = observation.dims();
+        let [batch, kv_heads, length, head_dim] = observation.dims();
         let total_kv_heads = batch * kv_heads;
         let device = observation.keys.device();
         if target == 0 {
             let kept = (0..total_kv_heads).map(|_| Vec::new()).collect();
             return Ok(Compressed { kept, separate: false });
         }
-        let pool = |tensor: &Tensor<4>| tensor.clone().reshape([total_kv_heads * tokens, head_dim]);
+        let pool = |tensor: &Tensor<4>| tensor.clone().reshape([total_kv_heads * length, head_dim]);
         let (keys, values) = (pool(observation.keys), pool(observation.values));
         // Tokens as slots of the pool, until the end.
         let first = Tensor::<1, Int>::arange(0..total_kv_heads as i64, (&device, DType::I32))
-            .mul_scalar(tokens as i32)
+            .mul_scalar(length as i32)
             .unsqueeze_dim::<2>(1);
-        let mut lists = lists + first.clone();
-        let [_, mut count] = lists.dims();
+        let all = lists + first.clone();
+        let mut lists = all.clone();
+        let [_, tokens] = lists.dims();
+        let mut count = tokens;
         let log_gamma = |lists: &Tensor<2, Int>| match self.form {
             Form::Practical { gamma } => {
                 Tensor::full([total_kv_heads], gamma.ln() as f32, (&device, DType::F32))
@@ -118,6 +127,7 @@ impl Walk {
             let seeds = Tensor::<1, Int>::from_data(seeds.as_slice(), (&device, DType::I32));
             let options = BalanceOptions {
                 block: self.block,
+                span: self.span,
                 scale: None,
                 log_gamma: log_gamma(lists),
                 value_offset: self.value_offset,
@@ -138,28 +148,48 @@ impl Walk {
             }
             Ok(balanced.kept)
         };
-        let mut rounds = 0;
+        let mut rounds = 0usize;
         while count / 2 >= target {
             lists = halve(&lists)?;
             count /= 2;
             rounds += 1;
         }
         let rest = count - target;
-        let mut parts = vec![(lists.clone().narrow(1, 2 * rest, count - 2 * rest), rounds)];
+        let mut parts = vec![Part {
+            slots: lists.clone().narrow(1, 2 * rest, count - 2 * rest),
+            before: 2 * rest,
+            rounds,
+            end: tokens,
+        }];
         if rest > 0 {
-            parts.push((halve(&lists.narrow(1, 0, 2 * rest))?, rounds + 1));
+            let slots = halve(&lists.narrow(1, 0, 2 * rest))?;
+            parts.push(Part { slots, before: 0, rounds: rounds + 1, end: rest << (rounds + 1) });
         }
+        let fit = Fit {
+            keys: &keys,
+            values: &values,
+            lists: &all,
+            centred: self.centring == Centring::List,
+            value_offset: self.value_offset,
+            half: self.block / 2,
+        };
         let mut kept: Vec<Vec<Kept>> =
             (0..total_kv_heads).map(|_| Vec::with_capacity(target)).collect();
-        for (part, rounds) in parts {
-            let [_, count] = part.dims();
+        for part in parts {
+            let [_, count] = part.slots.dims();
             if count == 0 {
                 continue;
             }
-            let log_weight = rounds as f32 * LN_2;
-            let read = read_i32("kept tokens", part - first.clone())?;
-            for (kept, part) in kept.iter_mut().zip(read.chunks(count)) {
-                kept.extend(part.iter().map(|&token| Kept {
+            let log_weights = match self.weights {
+                SurvivorWeights::Fitted if part.rounds > 0 => {
+                    read_f32("weights", fit.weights(&part).log())?
+                }
+                _ => vec![part.rounds as f32 * LN_2; total_kv_heads * count],
+            };
+            let read = read_i32("kept tokens", part.slots - first.clone())?;
+            let heads = read.chunks(count).zip(log_weights.chunks(count));
+            for (kept, (tokens, log_weights)) in kept.iter_mut().zip(heads) {
+                kept.extend(tokens.iter().zip(log_weights).map(|(&token, &log_weight)| Kept {
                     token: token as u32,
                     log_weight,
                     numerator: log_weight.exp(),
