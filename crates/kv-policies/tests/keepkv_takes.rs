@@ -319,3 +319,29 @@ fn inherited_scores_sum_to_all_attention() {
         }
     }
 }
+
+/// Steps of a full cache can be recorded with each of the options, as without them.
+#[test]
+fn steps_can_be_recorded_as_without_the_options() {
+    const TOKENS: usize = 40;
+    for tested in devices() {
+        let (prompt, steps) =
+            (prompt(6, 1, TOKENS, &tested.device), prompt(7, 1, 2, &tested.device));
+        for (option, value) in [
+            ("pristine", json!(0.0)),
+            ("pristine", json!(0.5)),
+            ("background", json!(true)),
+            ("inherit", json!(true)),
+        ] {
+            let mut config = json!({"policy": "keepkv", "budget": 12, "evictor": "h2o"});
+            config[option] = value.clone();
+            let keepkv = policy(config);
+            let mut cache = prompt.compress(&*keepkv, 2);
+            for index in 0..2 {
+                keepkv.step(LAYER, &mut cache, step(&steps, index, &[TOKENS])).unwrap();
+                let recordable = keepkv.plan(LAYER, &cache).unwrap().recordable;
+                assert!(recordable, "{} {option} {value} step {index}", tested.name);
+            }
+        }
+    }
+}
