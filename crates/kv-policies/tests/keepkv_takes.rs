@@ -178,14 +178,16 @@ fn pristine_tokens_stay_as_they_are_at_every_step() {
 /// The one slot of each head that takes all is never evicted.
 #[test]
 fn a_background_slot_keeps_every_vote() {
-    const TOKENS: [usize; 3] = [30, 47, 9];
+    // The last has fewer tokens than are protected.
+    const TOKENS: [usize; 4] = [30, 47, 9, 2];
     const STEPS: usize = 30;
     let around = |evictor: Value, own: Value| {
         let mut config = json!({"policy": "keepkv", "background": true, "evictor": evictor});
         config.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
         config
     };
-    let h2o = |interval: usize| json!({"policy": "h2o", "budget": 16, "interval": interval});
+    let h2o =
+        |interval: usize| json!({"policy": "h2o", "budget": 16, "sinks": 3, "interval": interval});
     for tested in devices() {
         let prompts: Vec<Prompt> = TOKENS
             .iter()
@@ -203,8 +205,20 @@ fn a_background_slot_keeps_every_vote() {
             (around(json!({"policy": "recent-attention", "budget": 14}), json!({})), true),
             // Protects every slot.
             (around(json!({"policy": "streaming-llm", "budget": 12}), json!({})), true),
-            (around(json!({"policy": "longflow", "budget": 16, "scope": "head"}), json!({})), true),
-            (around(json!({"policy": "snapkv", "budget": 16, "window": 4}), json!({})), false),
+            (
+                around(
+                    json!({"policy": "longflow", "budget": 16, "sinks": 3, "scope": "head"}),
+                    json!({"pristine": 0.5}),
+                ),
+                true,
+            ),
+            (
+                around(
+                    json!({"policy": "snapkv", "budget": 16, "sinks": 3, "window": 4}),
+                    json!({"pristine": 0.5}),
+                ),
+                false,
+            ),
             (around(json!({"policy": "adakv", "budget": 16, "window": 4}), json!({})), false),
         ] {
             let keepkv = policy(config.clone());

@@ -37,7 +37,8 @@ impl KeepKv {
         let [batch, kv_heads, tokens, _] = observation.dims();
         let total_kv_heads = batch * kv_heads;
         let slots = kept.lengths().iter().copied().min().unwrap_or_default();
-        let [sinks, recents] = match self.options.spare_protected {
+        // A prompt that is shorter than what is protected stays whole.
+        let [sinks, recents] = match self.options.spare_protected && slots < tokens {
             true => self.evictor.protected(slots, false)?,
             false => [0, 0],
         };
@@ -81,8 +82,14 @@ impl KeepKv {
         let tracks = [LOG_SCORES, LOG_SAMPLES].map(|name| cache.track(name).cloned());
         let [Some(scores), Some(samples)] = tracks else { return Ok(()) };
         let newest = observation.positions.clone().narrow(1, tokens - 1, 1).reshape([batch]);
-        let slots = selection.lengths().iter().copied().min().unwrap_or_default();
-        let ends = self.ends_beside_background(slots, self.evictor.protected(slots, false)?);
+        let least = |slots: &[usize]| slots.iter().copied().min().unwrap_or_default();
+        let slots = least(cache.limits().unwrap_or(selection.lengths()));
+        // A prompt that is shorter than what is protected stays whole.
+        let ends = match slots == tokens && cache.limits().is_none() {
+            true => [0, 0],
+            false => self.evictor.protected(slots, false)?,
+        };
+        let ends = self.ends_beside_background(slots, ends);
         let slots = cache.lowest_unprotected(scores - samples, &newest, ends)?;
         let slots = slots.reshape([batch * kv_heads]);
         let any = Tensor::full([batch * kv_heads], TAKES_ANY, (&device, DType::F32));

@@ -299,8 +299,9 @@ impl EvictionPolicy for LongFlow {
     }
 
     fn scores(&self, observation: &Observation<'_>, slots: usize) -> Result<Tensor<3>> {
-        let (scorer, _) = self.fitted(slots)?;
-        self.scored(&scorer, observation, slots)
+        let fitted = self.prefill.fitted(slots);
+        let window = fitted.window.min(slots).max(1);
+        self.scored(&SnapKv { window, ..fitted }, observation, slots)
     }
 
     fn heads_choose(&self) -> bool {
