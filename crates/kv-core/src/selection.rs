@@ -90,9 +90,12 @@ impl Selection {
         )
     }
 
-    /// The `counts` highest of the first `among` scores of each row, `[B * Hkv, T]`; all of these
-    /// where there are fewer.
-    pub(crate) fn highest_of(scores: Tensor<2>, among: &[usize], counts: &[usize]) -> Result<Self> {
+    /// The `counts` highest of the first `among` scores of each row, `[B * Hkv, T]`, f32, as
+    /// [`Self::highest`] finds them; all of these where there are fewer.
+    ///
+    /// # Errors
+    /// The errors of [`top_slots`].
+    pub fn highest_of(scores: Tensor<2>, among: &[usize], counts: &[usize]) -> Result<Self> {
         let lengths: Vec<usize> = among.iter().zip(counts).map(|(&a, &b)| a.min(b)).collect();
         let most = lengths.iter().copied().max().unwrap_or_default();
         if most == 0 {
@@ -124,15 +127,23 @@ impl Selection {
             });
             return Ok(Self::of(others.collect()));
         };
-        let (total_kv_heads, width) =
-            (lengths.len(), lengths.iter().copied().max().unwrap_or_default());
-        let device = indices.device();
-        let firsts: Vec<usize> = (0..total_kv_heads).map(|range| range * width).collect();
-        let kept = self.lists(&firsts, &device)?.slots;
-        let mut goes = Tensor::<1>::ones([total_kv_heads * width], (&device, DType::F32));
-        let none = Tensor::zeros([kept.shape().num_elements()], (&device, DType::F32));
-        scatter_scalars(&mut goes, kept.flatten(0, 1), none)?;
-        Self::highest_of(goes.reshape([total_kv_heads, width]), lengths, &counts)
+        let width = lengths.iter().copied().max().unwrap_or_default();
+        let goes = self.marks(width, &indices.device())?.neg().add_scalar(1.0);
+        Self::highest_of(goes, lengths, &counts)
+    }
+
+    /// 1 for the tokens that are kept and 0 for others, `[B * Hkv, tokens]`, f32.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub fn marks(&self, tokens: usize, device: &Device) -> Result<Tensor<2>> {
+        let total_kv_heads = self.head_ranges();
+        let firsts: Vec<usize> = (0..total_kv_heads).map(|range| range * tokens).collect();
+        let kept = self.lists(&firsts, device)?.slots.flatten(0, 1);
+        let mut marks = Tensor::<1>::zeros([total_kv_heads * tokens], (device, DType::F32));
+        let ones = Tensor::ones(kept.dims(), (device, DType::F32));
+        scatter_scalars(&mut marks, kept, ones)?;
+        Ok(marks.reshape([total_kv_heads, tokens]))
     }
 
     /// AdaKV's reserve and fill: each head keeps its own best `reserved`, then the heads of a

@@ -96,6 +96,7 @@ pub use merge::merge_slots::{
 pub use merge::nearest_slots::{
     Nearest, NearestSlotsOptions, NearestSlotsStrategy, SlotLists, nearest_slots,
 };
+pub use merge::takes::{TAKES_ANY, TAKES_NONE, TAKES_SIMILAR};
 pub use quantized::pool::{QuantizedBits, QuantizedPool};
 pub use quantized::quantize_slots::quantize_slots;
 pub use quantized::quantized_attention::{

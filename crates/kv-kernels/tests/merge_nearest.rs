@@ -2,7 +2,7 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::merge_reference::{Member, merge_group};
 use kv_kernels::{
     AverageWeights, KernelError, KeyRule, MergeOptions, MergingSlots, NearestOptions, SlotRanges,
-    StepScores, average_scores, merge_nearest,
+    StepScores, TAKES_ANY, TAKES_NONE, TAKES_SIMILAR, average_scores, merge_nearest,
 };
 use kv_testing::{Numbers, STEP, TestDevice, devices, relative_error};
 
@@ -26,6 +26,9 @@ struct Case {
     /// Victims as places.
     victims: Vec<usize>,
     goes: Vec<bool>,
+    /// Which merges slots take, and a number that merges add up; empty without them.
+    takes: Vec<f32>,
+    inherited: Vec<f32>,
 }
 
 impl Case {
@@ -47,7 +50,26 @@ impl Case {
             logits: numbers.normal(slots * GROUP).iter().map(|x| 20.0 * x).collect(),
             victims,
             goes: (0..lengths.len()).map(|pair| pair % 4 != 3).collect(),
+            takes: Vec::new(),
+            inherited: Vec::new(),
         }
+    }
+
+    /// With slots that take no victims, and, in every second head, one that takes any.
+    fn choosy(mut self, seed: u64) -> Self {
+        let mut numbers = Numbers::new(seed);
+        let kinds = [TAKES_SIMILAR, TAKES_NONE];
+        self.takes = (0..self.votes.len()).map(|_| kinds[numbers.below(2)]).collect();
+        self.inherited = numbers.normal(self.votes.len());
+        for (pair, &length) in self.lengths.clone().iter().enumerate().step_by(2) {
+            let any = self.offset(pair) + numbers.below(length.max(1));
+            self.takes[any] = TAKES_ANY;
+        }
+        self
+    }
+
+    fn takes(&self, slot: usize) -> f32 {
+        self.takes.get(slot).copied().unwrap_or(TAKES_SIMILAR)
     }
 
     /// With keys, values and queries as they are in a dtype.
@@ -89,17 +111,21 @@ impl Case {
         [scores, samples]
     }
 
-    /// The most similar slot to a head's victim, and its cosine.
-    fn target(&self, pair: usize) -> Option<(usize, f64)> {
+    /// The slot that takes a head's victim.
+    fn target(&self, pair: usize, threshold: f64) -> Option<usize> {
         let victim = self.offset(pair) + self.victims[pair];
         let slots = self.offset(pair)..self.offset(pair) + self.lengths[pair];
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f64>();
         let own = self.key(victim);
-        let cosines = slots.filter(|&slot| slot != victim).map(|slot| {
+        let others = slots.filter(|&slot| slot != victim);
+        let any = others.clone().find(|&slot| self.takes(slot) == TAKES_ANY);
+        let similar = others.filter(|&slot| self.takes(slot) == TAKES_SIMILAR);
+        let cosines = similar.map(|slot| {
             let key = self.key(slot);
             (slot, dot(&own, &key) / (dot(&own, &own) * dot(&key, &key)).sqrt())
         });
-        cosines.max_by(|a, b| a.1.total_cmp(&b.1))
+        let best = cosines.max_by(|a, b| a.1.total_cmp(&b.1));
+        best.filter(|(_, cosine)| *cosine > threshold).map(|(slot, _)| slot).or(any)
     }
 }
 
@@ -112,6 +138,9 @@ fn victims_go_into_the_most_similar_slot() {
         (Case::random(2, 20, &[17, 90, 8, 9]), KeyRule::Votes),
         (Case::random(3, 128, &[1030, 64]), KeyRule::Additive),
         (Case::random(4, 32, &many), KeyRule::Votes),
+        (Case::random(6, 64, &[200, 1, 33, 40, 2, 512]).choosy(7), KeyRule::Paper),
+        (Case::random(8, 20, &[17, 90, 8, 9]).choosy(9), KeyRule::Mean),
+        (Case::random(10, 128, &many).choosy(11), KeyRule::Additive),
         // As it is timed.
         (Case::random(5, STEP.head_dim, &[STEP.slots; STEP.pairs()]), KeyRule::Paper),
     ];
@@ -135,6 +164,10 @@ fn victims_go_into_the_most_similar_slot() {
                 (floats(&case.log_scores), floats(&case.log_samples));
             let mut votes = floats(&case.votes);
             let mut votes_high = votes.zeros_like();
+            let mut inherited = (!case.inherited.is_empty()).then(|| floats(&case.inherited));
+            let takes = (!case.takes.is_empty()).then(|| floats(&case.takes));
+            // Above the cosine of most nearest slots of choosy cases, so that some go elsewhere.
+            let threshold = if takes.is_some() { 0.25f32 } else { 0.1 };
             let ranges = SlotRanges {
                 offsets: ints((0..pairs).map(|pair| case.offset(pair) as i32).collect()),
                 lengths: ints(case.lengths.iter().map(|&length| length as i32).collect()),
@@ -156,7 +189,8 @@ fn victims_go_into_the_most_similar_slot() {
                 let logits = floats(&case.logits).reshape([slots, GROUP]);
                 StepScores { logits, weights }
             });
-            let options = NearestOptions { threshold: 0.1, epsilon: 0.0, queries, average, merge };
+            let options =
+                NearestOptions { threshold, epsilon: 0.0, queries, average, takes, merge };
             merge_nearest(
                 MergingSlots {
                     keys: &mut keys,
@@ -166,6 +200,7 @@ fn victims_go_into_the_most_similar_slot() {
                     log_samples: &mut log_samples,
                     votes: &mut votes,
                     votes_high: &mut votes_high,
+                    inherited: inherited.as_mut(),
                 },
                 &ranges,
                 &victims,
@@ -179,11 +214,9 @@ fn victims_go_into_the_most_similar_slot() {
             let [log_scores_now, samples_now] = weights.map_or_else(so_far, |w| case.averaged(w));
             let mut exact = [case.log_weights.clone(), log_scores_now.clone()];
             let mut exact_votes: Vec<f64> = case.votes.iter().map(|&x| x.into()).collect();
-            for pair in 0..pairs {
-                let Some((target, cosine)) = case.target(pair) else { continue };
-                if !case.goes[pair] || cosine <= 0.1 {
-                    continue;
-                }
+            let mut exact_sums = case.inherited.clone();
+            for pair in (0..pairs).filter(|&pair| case.goes[pair]) {
+                let Some(target) = case.target(pair, threshold.into()) else { continue };
                 let victim = case.offset(pair) + case.victims[pair];
                 let parts = [target, victim].map(|slot| (case.key(slot), case.value(slot)));
                 let member = |slot: usize, at: usize| Member {
@@ -208,6 +241,9 @@ fn victims_go_into_the_most_similar_slot() {
                 exact[0][target] = merged.log_weight as f32;
                 exact[1][target] = merged.log_score as f32 + samples_now[target];
                 exact_votes[target] += exact_votes[victim];
+                if !exact_sums.is_empty() {
+                    exact_sums[target] += exact_sums[victim];
+                }
             }
             let context = format!("{} {dtype:?} {rule:?}", tested.name);
             let read = |tensor: Tensor<1>| tensor.try_into_vec_as::<f32>().unwrap();
@@ -226,6 +262,7 @@ fn victims_go_into_the_most_similar_slot() {
                 let limit = if exact { 1e-4 } else { 1e-2 };
                 assert!(error < limit, "{context}: {name} off by {error}");
             }
+            assert_eq!(inherited.map(read).unwrap_or_default(), exact_sums, "{context}: sums");
             let (low, high) = (read(votes), read(votes_high));
             for (slot, expected) in exact_votes.iter().enumerate() {
                 let actual = f64::from(low[slot]) + 4096.0 * f64::from(high[slot]);
@@ -270,8 +307,16 @@ impl Slots {
         };
         let [keys, values] = &mut self.rows;
         let [log_weights, log_scores, log_samples, votes, votes_high] = &mut self.scalars;
-        let slots =
-            MergingSlots { keys, values, log_weights, log_scores, log_samples, votes, votes_high };
+        let slots = MergingSlots {
+            keys,
+            values,
+            log_weights,
+            log_scores,
+            log_samples,
+            votes,
+            votes_high,
+            inherited: None,
+        };
         let goes = ints(&vec![1; victims.len()]);
         merge_nearest(slots, &self.ranges, &ints(victims), &goes, options).unwrap();
     }
@@ -421,6 +466,7 @@ fn arguments_that_do_not_fit_are_refused() {
                 log_samples: &mut samples,
                 votes: &mut votes,
                 votes_high: &mut votes_high,
+                inherited: None,
             };
             let logits = Tensor::zeros([rows_of_logits, 2], (device, DType::F32));
             let weights = AverageWeights { new: 0.0, old: 0.0 };

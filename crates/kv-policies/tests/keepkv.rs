@@ -345,13 +345,23 @@ fn options_out_of_range_are_refused() {
         ("window", json!(0)),
         ("evictor", json!("full")),
         ("evictor", json!("pyramidinfer")),
+        ("pristine", json!(1.5)),
+        ("pristine", json!(-0.1)),
     ] {
         let mut config = json!({"policy": "keepkv", "budget": 0.5});
         config[option] = value;
         let error = refused(config);
         assert!(error.contains(option), "{option}: {error}");
     }
-    let built = policy(json!({"policy": "keepkv", "budget": 0.5, "evictor": "snapkv"}));
+    for (option, evictor) in [("background", "tova"), ("inherit", "snapkv")] {
+        let mut config = json!({"policy": "keepkv", "budget": 0.5, "evictor": evictor});
+        config[option] = true.into();
+        let error = refused(config);
+        assert!(error.contains(option) && error.contains(evictor), "{option}: {error}");
+    }
+    let built = policy(json!({
+        "policy": "keepkv", "budget": 0.5, "evictor": "snapkv", "pristine": 0.5, "background": true,
+    }));
     assert_eq!(policy(built.config()).config(), built.config());
 }
 

@@ -17,6 +17,7 @@ mod golden_prefill;
 mod keepkv;
 mod keepkv_golden;
 mod keepkv_periodic;
+mod keepkv_takes;
 mod kvmerger;
 mod kvreviver;
 mod longflow;

@@ -187,12 +187,16 @@ impl Policy for Given {
 
 impl EvictionPolicy for Given {
     fn rank(&self, observation: &Observation<'_>) -> Result<Option<(Tensor<3>, usize)>> {
+        Ok(Some((self.scores(observation, self.limit)?, self.limit)))
+    }
+
+    fn scores(&self, observation: &Observation<'_>, _slots: usize) -> Result<Tensor<3>> {
         let [batch, heads, tokens, _] = observation.dims();
         let device = observation.keys.device();
         let mut scores = self.scores.clone();
         scores.resize(batch * heads * tokens, 0.0);
         let scores = Tensor::<1>::from_data(scores.as_slice(), (&device, DType::F32));
-        Ok(Some((scores.reshape([batch, heads, tokens]), self.limit)))
+        Ok(scores.reshape([batch, heads, tokens]))
     }
 
     fn protected(&self, _slots: usize, _decoding: bool) -> Result<[usize; 2]> {

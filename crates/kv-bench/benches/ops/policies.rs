@@ -142,6 +142,7 @@ pub(crate) fn merging(criterion: &mut Criterion, name: &str, inputs: &mut Inputs
         epsilon: 1e-6,
         queries: None,
         average: None,
+        takes: None,
         merge: MergeOptions { rule: KeyRule::Paper, guard: GUARD, scale: None, queries: None },
     };
     bench(criterion, "merge_nearest", name, &device, || {
@@ -153,6 +154,7 @@ pub(crate) fn merging(criterion: &mut Criterion, name: &str, inputs: &mut Inputs
             log_samples,
             votes,
             votes_high,
+            inherited: None,
         };
         merge_nearest(slots, &ranges, &victims, &goes, &options).unwrap();
     });

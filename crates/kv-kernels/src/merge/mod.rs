@@ -8,3 +8,4 @@
 pub(crate) mod merge_nearest;
 pub(crate) mod merge_slots;
 pub(crate) mod nearest_slots;
+pub(crate) mod takes;

@@ -14,6 +14,7 @@ struct Slot {
     log_weight: f64,
     log_score: f64,
     votes: u64,
+    sum: f64,
 }
 
 impl Slot {
@@ -28,11 +29,11 @@ fn slots(numbers: &mut Numbers, count: usize) -> Vec<Slot> {
         let mut row = |width: usize| -> Vec<f64> {
             numbers.normal(width).into_iter().map(f64::from).collect()
         };
-        let (key, value, log_score) = (row(DIM), row(DIM), row(1)[0]);
+        let (key, value, log_score, sum) = (row(DIM), row(DIM), row(1)[0], row(1)[0]);
         let log_weight = (1.0 + numbers.below(9) as f64).ln();
         // Together far above what f32 counts.
         let votes = 1 + numbers.below(1 << 26) as u64;
-        Slot { key, value, log_weight, log_score, votes }
+        Slot { key, value, log_weight, log_score, votes, sum }
     };
     (0..count).map(slot).collect()
 }
@@ -63,23 +64,24 @@ fn many_victims_go_into_many_slots() {
             |slots: &[Slot]| floats(slots.iter().flat_map(|slot| slot.key.clone()).collect());
         let values =
             |slots: &[Slot]| floats(slots.iter().flat_map(|slot| slot.value.clone()).collect());
-        let weights = |slots: &[Slot]| {
+        let weights = |slots: &[Slot], columns: usize| {
             let numbers = slots.iter().flat_map(|slot| {
                 let votes = [slot.votes % RADIX, slot.votes / RADIX].map(|part| part as f64);
-                [slot.log_weight, slot.log_score, votes[0], votes[1]]
+                let all = [slot.log_weight, slot.log_score, votes[0], votes[1], slot.sum];
+                all.into_iter().take(columns)
             });
             floats(numbers.collect())
         };
-        for rule in [KeyRule::Votes, KeyRule::Mean] {
+        for (rule, columns) in [(KeyRule::Votes, 4), (KeyRule::Mean, 5)] {
             let from = [keys(&victims), values(&victims)].map(|t| t.reshape([2 * width, DIM]));
             let [mut into_keys, mut into_values] =
                 [keys(&kept), values(&kept)].map(|t| t.reshape([2 * places, DIM]));
             let lists = MergeLists {
                 victims: list(width, sizes.map(|(_, victims)| victims as i32)),
                 targets: ints(&targets).reshape([2, width]),
-                victim_weights: weights(&victims).reshape([2, width, 4]),
+                victim_weights: weights(&victims, columns).reshape([2, width, columns]),
                 kept: list(places, sizes.map(|(kept, _)| kept as i32)),
-                kept_weights: weights(&kept).reshape([2, places, 4]),
+                kept_weights: weights(&kept, columns).reshape([2, places, columns]),
             };
             let options = MergeOptions { rule, ..Default::default() };
             let from = Some([&from[0], &from[1]]);
@@ -95,6 +97,7 @@ fn many_victims_go_into_many_slots() {
                     let at = row * places + place;
                     let all: Vec<&Slot> = std::iter::once(&kept[at]).chain(own).collect();
                     let votes: u64 = all.iter().map(|slot| slot.votes).sum();
+                    let sum: f64 = all.iter().map(|slot| slot.sum).sum();
                     let members: Vec<Member<'_>> = all.into_iter().map(Slot::member).collect();
                     let scale = 1.0 / (DIM as f64).sqrt();
                     let exact = merge_group(&members, None, rule, 4.0, scale);
@@ -104,11 +107,15 @@ fn many_victims_go_into_many_slots() {
                         assert!(error < 1e-5, "{context}: off by {error}");
                     }
                     let of = [exact.log_weight, exact.log_score];
-                    let error = relative_error(&weights[4 * at..][..2], &of);
+                    let error = relative_error(&weights[columns * at..][..2], &of);
                     assert!(error < 1e-5, "{context}: weights off by {error}");
-                    let [low, high] = [weights[4 * at + 2], weights[4 * at + 3]];
+                    let [low, high] = [weights[columns * at + 2], weights[columns * at + 3]];
                     let counted = low as u64 + RADIX * high as u64;
                     assert_eq!(counted, votes, "{context}");
+                    if columns > 4 {
+                        let off = (f64::from(weights[columns * at + 4]) - sum).abs();
+                        assert!(off < 1e-4, "{context}: a sum off by {off}");
+                    }
                 }
             }
         }

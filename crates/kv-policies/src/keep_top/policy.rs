@@ -247,6 +247,17 @@ impl<S: Scorer> EvictionPolicy for KeepTop<S> {
         Ok(Some((self.prompt_scores(observation, budget)?.0, budget)))
     }
 
+    fn scores(&self, observation: &Observation<'_>, slots: usize) -> Result<Tensor<3>> {
+        let base = self.options.budget.resolve(observation.tokens());
+        self.scorer.fitted(base).prefill(observation, slots)
+    }
+
+    fn accumulates(&self) -> Option<&'static str> {
+        let accumulates =
+            matches!(self.decoding(), Decoding::AfterAttention { accumulate: true, .. });
+        accumulates.then_some(SCORE)
+    }
+
     fn heads_choose(&self) -> bool {
         self.options.heads == HeadAllocation::Uniform && !self.scorer.heads_agree()
     }

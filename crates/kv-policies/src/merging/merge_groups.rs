@@ -1,9 +1,10 @@
 //! Merges of many victims a head at once, found and carried out on the device.
 
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::tensor::{Bool, DType, Device, Int, Tensor};
 use kv_core::{LayerCache, Selection, read_i32};
 use kv_kernels::{
-    MergeLists, MergeOptions, NO_SLOT, Nearest, NearestSlotsOptions, SlotLists, nearest_slots,
+    MergeLists, MergeOptions, NO_SLOT, Nearest, NearestSlotsOptions, SlotLists, TAKES_ANY,
+    TAKES_SIMILAR, nearest_slots,
 };
 
 use crate::Result;
@@ -17,6 +18,9 @@ pub(crate) struct Groups {
     victims: SlotLists,
     /// The kept tokens that victims may go into; `None` for all.
     open: Option<Open>,
+    /// The index of the kept token that takes the victims which resemble no other, `[P, 1]`, −1 for
+    /// none; `None` where all heads drop such victims.
+    takes_any: Option<Tensor<2, Int>>,
 }
 
 /// Kept tokens that victims may go into.
@@ -30,7 +34,7 @@ struct Open {
 pub(crate) struct Merged {
     /// Slots of the cache, `[N]`; −1 for slots that no victim went into.
     pub(crate) slots: Tensor<1, Int>,
-    /// The slots' weights, `[N, 4]`.
+    /// The slots' weights, `[N, W]`.
     pub(crate) weights: Tensor<2>,
 }
 
@@ -44,7 +48,7 @@ impl Groups {
     ) -> Result<Self> {
         let others = kept.others(lengths)?;
         let (kept_rows, victims) = (kept.lists(firsts, device)?, others.lists(firsts, device)?);
-        Ok(Self { kept: kept.clone(), others, kept_rows, victims, open: None })
+        Ok(Self { kept: kept.clone(), others, kept_rows, victims, open: None, takes_any: None })
     }
 
     /// Spares the first and the last `[sinks, recents]` of a prompt's kept tokens: nothing is
@@ -58,9 +62,7 @@ impl Groups {
         let most = counts.iter().copied().max().unwrap_or_default().max(1);
         let first = sinks.min(width.saturating_sub(most));
         let device = self.kept_rows.slots.device();
-        let indices = Tensor::<1, Int>::arange(0..most as i64, (&device, DType::I32));
-        let indices =
-            indices.add_scalar(first as i32).unsqueeze_dim::<2>(0).expand([total_kv_heads, most]);
+        let indices = columns([total_kv_heads, most], &device).add_scalar(first as i32);
         let slots = self.kept_rows.slots.clone().narrow(1, first, most);
         self.open =
             Some(Open { rows: SlotLists { slots, counts: ints(&counts, &device) }, indices });
@@ -84,6 +86,48 @@ impl Groups {
         self.open =
             Some(Open { rows: SlotLists { slots, counts: ints(&counts, &device) }, indices });
         self
+    }
+
+    /// Lets each kept slot take the victims that `takes` says, `[S]`: [`kv_kernels::TAKES_SIMILAR`],
+    /// [`kv_kernels::TAKES_NONE`] or [`kv_kernels::TAKES_ANY`]. The cache has the kept tokens at
+    /// `slots`, `[P, M]`.
+    pub(crate) fn taking(mut self, takes: &Tensor<1>, slots: &Tensor<2, Int>) -> Self {
+        let [total_kv_heads, most] = slots.dims();
+        let own = takes.clone().select(0, slots.clone().clamp_min(0).flatten(0, 1));
+        let own = own.reshape([total_kv_heads, most]);
+        let Open { rows, indices } = self.open.take().unwrap_or_else(|| Open {
+            rows: self.kept_rows.clone(),
+            indices: columns([total_kv_heads, most], &slots.device()),
+        });
+        let live = |counts: &Tensor<1, Int>, dims: [usize; 2]| {
+            let counts = counts.clone().cast(DType::I32).unsqueeze_dim::<2>(1).expand(dims);
+            columns(dims, &counts.device()).lower(counts)
+        };
+        let kept = live(&self.kept_rows.counts, [total_kv_heads, most]);
+        self.takes_any = Some(first_of(own.clone().equal_scalar(TAKES_ANY).bool_and(kept)));
+
+        // Slots that take nothing are replaced by the first one that takes similar victims, so that
+        // counts need not be known and the first of equals stays the first.
+        let similar = own.gather(1, indices.clone()).equal_scalar(TAKES_SIMILAR);
+        let similar = similar.bool_and(live(&rows.counts, indices.dims()));
+        let first = first_of(similar.clone());
+        let any = first.clone().greater_equal_elem(0);
+        let first = first.clamp_min(0);
+        let replaced = |all: Tensor<2, Int>| {
+            let first = all.clone().gather(1, first.clone()).expand(all.dims());
+            first.mask_where(similar.clone(), all)
+        };
+        let counts = rows.counts.mask_fill(any.squeeze_dim::<1>(1).bool_not(), 0);
+        self.open = Some(Open {
+            rows: SlotLists { slots: replaced(rows.slots), counts },
+            indices: replaced(indices),
+        });
+        self
+    }
+
+    /// The kept slots of a cache, `[P, M]`, −1 behind a head's last one.
+    pub(crate) fn kept_slots(&self) -> &Tensor<2, Int> {
+        &self.kept_rows.slots
     }
 
     /// The groups of prompts of `tokens` tokens, whose rows follow each other.
@@ -137,13 +181,22 @@ impl Groups {
     }
 
     /// Each victim's target, `[P, N]`: its most similar kept token, as an index among the kept
-    /// tokens; −1 where the cosine is not above the threshold.
+    /// tokens; where the cosine is not above the threshold, the kept token that takes any victim,
+    /// −1 for none.
     pub(crate) fn targets(&self, keys: &Tensor<2>, threshold: f32) -> Result<Tensor<2, Int>> {
-        Ok(above(self.nearest(keys)?, threshold))
+        let targets = above(self.nearest(keys)?, threshold);
+        Ok(match &self.takes_any {
+            Some(index) => {
+                let none = targets.clone().lower_elem(0);
+                let index = index.clone().cast(targets.dtype()).expand(targets.dims());
+                targets.mask_where(none, index)
+            }
+            None => targets,
+        })
     }
 
-    /// Weights of victims and of kept slots, `[P, N, 4]` and `[P, M, 4]`, out of the weights of all
-    /// rows, `[S, 4]`.
+    /// Weights of victims and of kept slots, `[P, N, W]` and `[P, M, W]`, out of the weights of all
+    /// rows, `[S, W]`.
     pub(crate) fn weights(&self, all: &Tensor<2>) -> [Tensor<3>; 2] {
         [&self.victims, &self.kept_rows].map(|lists| {
             let [total_kv_heads, width] = lists.slots.dims();
@@ -255,6 +308,21 @@ pub(crate) fn unprotected(
 fn ints(counts: &[usize], device: &Device) -> Tensor<1, Int> {
     let counts: Vec<i32> = counts.iter().map(|&count| count as i32).collect();
     Tensor::from_data(counts.as_slice(), (device, DType::I32))
+}
+
+/// The index of each column, `[P, N]`.
+fn columns([total_kv_heads, width]: [usize; 2], device: &Device) -> Tensor<2, Int> {
+    let indices = Tensor::<1, Int>::arange(0..width as i64, (device, DType::I32));
+    indices.unsqueeze_dim::<2>(0).expand([total_kv_heads, width])
+}
+
+/// The first index of each row that is marked, `[P, 1]`; −1 for none.
+fn first_of(marks: Tensor<2, Bool>) -> Tensor<2, Int> {
+    let [_, width] = marks.dims();
+    let indices = columns(marks.dims(), &marks.device());
+    let first = indices.mask_fill(marks.bool_not(), width as i32).min_dim(1);
+    let none = first.clone().equal_elem(width as i32);
+    first.mask_fill(none, NO_SLOT)
 }
 
 /// The indices whose cosines are above a threshold; −1 elsewhere.

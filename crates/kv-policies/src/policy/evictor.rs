@@ -18,6 +18,18 @@ pub trait EvictionPolicy: Policy {
     /// The errors of [`Policy::select`].
     fn rank(&self, observation: &Observation<'_>) -> Result<Option<(Tensor<3>, usize)>>;
 
+    /// Scores of a prompt's tokens, `[B, Hkv, T]`, f32, whether they always stay or not, for heads
+    /// of `slots` slots. Tokens that no query scores, such as SnapKV's window, have +∞.
+    ///
+    /// # Errors
+    /// The errors of [`Policy::select`].
+    fn scores(&self, observation: &Observation<'_>, slots: usize) -> Result<Tensor<3>>;
+
+    /// The track of the scores that decode steps add to, if they add to any. Merges may sum it up.
+    fn accumulates(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Whether heads choose for themselves, so that [`Self::rank`] has their scores.
     fn heads_choose(&self) -> bool {
         true

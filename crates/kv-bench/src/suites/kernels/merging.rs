@@ -56,6 +56,7 @@ pub(super) fn nearest(bench: &mut KernelBench<'_>, case: &Attention) -> anyhow::
             logits,
             weights: AverageWeights { new: (1.0 - ALPHA).ln(), old: ALPHA.ln() },
         }),
+        takes: None,
         merge: MergeOptions { rule: KeyRule::Paper, guard: GUARD, scale: None, queries: None },
     };
     let task = format!("merge_nearest {}", case.name());
@@ -71,6 +72,7 @@ pub(super) fn nearest(bench: &mut KernelBench<'_>, case: &Attention) -> anyhow::
             log_samples: &mut log_samples,
             votes: &mut votes,
             votes_high: &mut votes_high,
+            inherited: None,
         };
         merge_nearest(slots, &ranges, &victims, &goes, &options)?;
         Ok(pools[i].0.clone())

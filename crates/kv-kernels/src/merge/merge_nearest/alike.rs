@@ -1,10 +1,12 @@
-//! Finds the slot of a range whose key has the highest cosine with the victim's key.
+//! Finds the slot of a range that takes the victim: the one whose key has the highest cosine with
+//! the victim's key, if that is similar enough, else one that takes any victim.
 
 use cubecl::prelude::*;
 
 use super::blueprint::Blueprint;
 use crate::components::argmin::block_argmin;
 use crate::components::sentinels::{NO_INDEX, NO_MINIMUM};
+use crate::merge::takes::{TAKES_ANY, TAKES_SIMILAR};
 
 /// The last round of a range, with which the search begins.
 #[cube]
@@ -40,22 +42,44 @@ pub(super) fn keys_of_round<F: Float, N: Size>(
     held
 }
 
-/// Returns the negated cosine of the key that is most like `q`, and the key's place in the range;
-/// [`NO_INDEX`] where the range has only the victim. A unit has its columns of `q`. `k` holds the
-/// keys of the [`last_round`].
+/// Returns the place in the range of the slot that takes the victim; [`NO_INDEX`] where none does.
+/// A unit has its columns of the victim's key `q`. `k` holds the keys of the [`last_round`].
 #[cube]
 pub(super) fn most_alike<F: Float, N: Size>(
     keys: &[Vector<F, N>],
+    takes: &[f32],
     k: &mut Array<Vector<F, N>>,
     q: &Array<Vector<f32, N>>,
-    start: usize,
-    length: usize,
-    victim: usize,
+    search: &Search,
     #[comptime] blueprint: Blueprint,
-) -> (f32, i32) {
-    let team_size = blueprint.team.comptime();
+) -> i32 {
     let own = blueprint.own().comptime();
     let ahead = blueprint.ahead.comptime();
+    let mut best = Best { distance: f32::new(NO_MINIMUM), slot: i32::new(NO_INDEX as i64) };
+    // Rounds descend, since the keys that attention has read last may still be in a cache.
+    let mut round = last_round(search.length, blueprint);
+    while round > 0 {
+        let next = keys_of_round(keys, search.start, search.length, round - 1, blueprint);
+        compare(&*k, q, takes, search, &mut best, round, blueprint);
+        #[unroll]
+        for i in 0..comptime!(ahead * own) {
+            k[i] = next[i];
+        }
+        round -= 1;
+    }
+    compare(&*k, q, takes, search, &mut best, 0, blueprint);
+    let (_, slot) = block_argmin(best.distance, best.slot, blueprint.planes);
+    slot
+}
+
+/// One over the norm of the key `q`, of which a unit has its columns; 0 for a key of zeros.
+#[cube]
+pub(super) fn inverse_norm<N: Size>(
+    q: &Array<Vector<f32, N>>,
+    #[comptime] blueprint: Blueprint,
+) -> f32 {
+    let team_size = blueprint.team.comptime();
+    let own = blueprint.own().comptime();
     let mut square = 0.0f32;
     #[unroll]
     for c in 0..own {
@@ -65,51 +89,44 @@ pub(super) fn most_alike<F: Float, N: Size>(
     for level in 0..comptime!(team_size.ilog2()) {
         square += plane_shuffle_xor(square, comptime!(1u32 << level));
     }
-    let scale = select(square > f32::new(f32::MIN_POSITIVE), square.inverse_sqrt(), 0.0f32);
-
-    let search = Search { scale, length, victim: victim - start };
-    // The least negated cosine. Rounds descend, since the keys that attention has read last may
-    // still be in a cache.
-    let mut best = f32::new(NO_MINIMUM);
-    let mut best_slot = i32::new(NO_INDEX as i64);
-    let mut round = last_round(length, blueprint);
-    while round > 0 {
-        let next = keys_of_round(keys, start, length, round - 1, blueprint);
-        let (least, slot_in_head) = compare(&*k, q, &search, best, best_slot, round, blueprint);
-        best = least;
-        best_slot = slot_in_head;
-        #[unroll]
-        for i in 0..comptime!(ahead * own) {
-            k[i] = next[i];
-        }
-        round -= 1;
-    }
-    let (least, slot_in_head) = compare(&*k, q, &search, best, best_slot, 0, blueprint);
-    block_argmin(least, slot_in_head, blueprint.planes)
+    select(square > f32::new(f32::MIN_POSITIVE), square.inverse_sqrt(), 0.0f32)
 }
 
 /// The victim, with which keys are compared.
 #[derive(CubeType, Clone, Copy)]
-struct Search {
-    /// One over the norm of the victim's key; 0 for a key of zeros.
-    scale: f32,
+pub(super) struct Search {
+    /// One over the norm of the victim's key.
+    pub(super) scale: f32,
+    /// The first slot of the range.
+    pub(super) start: usize,
     /// Slots of the range.
-    length: usize,
+    pub(super) length: usize,
     /// The victim's place in the range.
-    victim: usize,
+    pub(super) victim: usize,
+    /// The cosine that a similar key exceeds.
+    pub(super) threshold: f32,
 }
 
-/// Compares a round's keys; returns the best so far.
+/// The slot that takes the victim, of those that a unit has compared.
+#[derive(CubeType, Clone, Copy)]
+struct Best {
+    /// The negated cosine; of a slot that takes any victim, the negated threshold.
+    distance: f32,
+    /// The slot's place in the range.
+    slot: i32,
+}
+
+/// Compares a round's keys with the best so far.
 #[cube]
 fn compare<F: Float, N: Size>(
     k: &Array<Vector<F, N>>,
     q: &Array<Vector<f32, N>>,
+    takes: &[f32],
     search: &Search,
-    best: f32,
-    best_slot: i32,
+    best: &mut Best,
     round: usize,
     #[comptime] blueprint: Blueprint,
-) -> (f32, i32) {
+) {
     let (columns, team_size) = comptime!((blueprint.columns, blueprint.team));
     let own = blueprint.own().comptime();
     let ahead = blueprint.ahead.comptime();
@@ -136,22 +153,27 @@ fn compare<F: Float, N: Size>(
     }
     let first = shared_out(&mut dots, &mut squares, ahead, team_size);
     let left = comptime!((ahead / team_size).max(1));
-    let mut least = best;
-    let mut least_slot = best_slot;
     #[unroll]
     for i in 0..left {
         let a = comptime!(left - 1 - i);
         let slot_in_head = (round * ahead + first + a) * teams + team;
         let cosine = dots[a] * search.scale * squares[a].inverse_sqrt();
         // A key of zeros has cosine 0 with every key.
-        let distance = select(squares[a] > f32::new(f32::MIN_POSITIVE), -cosine, 0.0f32);
+        let mut distance = select(squares[a] > f32::new(f32::MIN_POSITIVE), -cosine, 0.0f32);
+        let mut fits = -distance > search.threshold;
+        if comptime!(blueprint.choosy) {
+            // A slot that takes any victim comes behind all that are similar enough.
+            let takes = takes[search.start + min(slot_in_head, search.length - 1)];
+            let any = takes == f32::new(TAKES_ANY);
+            fits = any || (fits && takes == f32::new(TAKES_SIMILAR));
+            distance = select(any, -search.threshold, distance);
+        }
         // Places descend, so `<=` keeps the lowest of equal places.
-        let better =
-            slot_in_head < search.length && slot_in_head != search.victim && distance <= least;
-        least = select(better, distance, least);
-        least_slot = select(better, i32::cast_from(slot_in_head), least_slot);
+        let live = slot_in_head < search.length && slot_in_head != search.victim;
+        let better = live && fits && distance <= best.distance;
+        best.distance = select(better, distance, best.distance);
+        best.slot = select(better, i32::cast_from(slot_in_head), best.slot);
     }
-    (least, least_slot)
 }
 
 /// Sums over a team's units, and leaves each unit some of the sums, in its first elements: those

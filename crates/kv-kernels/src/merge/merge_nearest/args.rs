@@ -17,12 +17,15 @@ pub(crate) struct MergingPools<B: Backend> {
     pub(crate) log_samples: FloatTensor<B>,
     pub(crate) votes: FloatTensor<B>,
     pub(crate) votes_high: FloatTensor<B>,
+    /// A number that merges add up.
+    #[extension_type]
+    pub(crate) inherited: OptionalFloat<B>,
 }
 
-/// The victims of a step, and its queries and logits.
+/// The victims of a step, its queries and logits, and which merges slots take.
 #[derive(ExtensionType)]
 pub(crate) struct StepMerges<B: Backend> {
-    /// `[B, Hkv]`; all tensors but the last two have this shape.
+    /// `[B, Hkv]`, as lengths, victims and `goes`.
     pub(crate) offsets: IntTensor<B>,
     pub(crate) lengths: IntTensor<B>,
     pub(crate) victims: IntTensor<B>,
@@ -34,4 +37,7 @@ pub(crate) struct StepMerges<B: Backend> {
     /// `[S, G]`, where averages take them in.
     #[extension_type]
     pub(crate) logits: OptionalFloat<B>,
+    /// Which merges each slot takes, `[S]`.
+    #[extension_type]
+    pub(crate) takes: OptionalFloat<B>,
 }

@@ -38,6 +38,7 @@ mod cpu {
 
     use super::MergeNearestOps;
     use crate::backend::host_buffers::{owned, rounded, slice, slice_mut, wide};
+    use crate::backend::optional::OptionalFloat;
     use crate::merge::merge_nearest::NearestConfig;
     use crate::merge::merge_nearest::args::{MergingPools, StepMerges};
     use crate::merge::merge_nearest::reference::Slots as MergingReference;
@@ -54,7 +55,8 @@ mod cpu {
             let [mut log_weights, mut log_scores, mut log_samples] =
                 [pools.log_weights, pools.log_scores, pools.log_samples].map(owned);
             let [mut votes, mut votes_high] = [pools.votes, pools.votes_high].map(owned);
-            let StepMerges { offsets, lengths, victims, goes, queries, logits } = merges;
+            let mut inherited = pools.inherited.into_option().map(owned);
+            let StepMerges { offsets, lengths, victims, goes, queries, logits, takes } = merges;
             let ints = [offsets, lengths, victims, goes].map(|tensor| tensor.to_contiguous());
             let changed = MergingReference {
                 keys: &mut keys,
@@ -64,6 +66,8 @@ mod cpu {
                 log_samples: slice_mut::<f32>(&mut log_samples),
                 votes: slice_mut::<f32>(&mut votes),
                 votes_high: slice_mut::<f32>(&mut votes_high),
+                inherited: inherited.as_mut().map(slice_mut::<f32>),
+                takes: &takes.as_ref().map(wide).unwrap_or_default(),
                 head_dim,
             }
             .merge(
@@ -88,6 +92,7 @@ mod cpu {
                 log_samples,
                 votes,
                 votes_high,
+                inherited: inherited.map_or(OptionalFloat::Absent, OptionalFloat::Present),
             }
         }
     }

@@ -21,6 +21,10 @@ pub(crate) struct Blueprint {
     pub(crate) group: usize,
     /// Logits of a slot that are added to its average; 0 without logits.
     pub(crate) averaged: usize,
+    /// Whether the slots say which merges they take.
+    pub(crate) choosy: bool,
+    /// Whether merged slots have the sum of an inherited number.
+    pub(crate) inherits: bool,
     /// Slots whose averages a unit computes at a time.
     pub(crate) averages: usize,
 }

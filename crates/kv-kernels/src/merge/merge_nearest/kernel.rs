@@ -3,7 +3,7 @@
 
 use cubecl::prelude::*;
 
-use super::alike::{keys_of_round, last_round, most_alike};
+use super::alike::{Search, inverse_norm, keys_of_round, last_round, most_alike};
 use super::blueprint::Blueprint;
 use crate::components::pool::Pool;
 use crate::components::sentinels::NO_INDEX;
@@ -24,6 +24,10 @@ pub(crate) struct SlotNumbers {
     votes: Box<[f32]>,
     /// Votes in multiples of [`VOTES_RADIX`], `[S]`.
     votes_high: Box<[f32]>,
+    /// Numbers that merges add up, `[S]`, where [`Blueprint::inherits`].
+    inherited: Box<[f32]>,
+    /// Which merges each slot takes, `[S]`, where [`Blueprint::choosy`].
+    takes: Box<[f32]>,
 }
 
 /// The head ranges of a call, and their victims.
@@ -99,16 +103,22 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
     let victim_key = wide::<F, N>(&columns_of_victim, blueprint);
     let mut target = victim;
     if !stays {
-        let (least, slot_in_head) = most_alike::<F, N>(
-            &pool.keys,
-            &mut held,
-            &victim_key,
+        let search = Search {
+            scale: inverse_norm(&victim_key, blueprint),
             start,
             length,
-            victim,
+            victim: victim - start,
+            threshold: rules.threshold,
+        };
+        let slot_in_head = most_alike::<F, N>(
+            &pool.keys,
+            &slots.takes,
+            &mut held,
+            &victim_key,
+            &search,
             blueprint,
         );
-        if slot_in_head != NO_INDEX && -least > rules.threshold {
+        if slot_in_head != NO_INDEX {
             target = start + slot_in_head as usize;
         }
     }
@@ -237,6 +247,10 @@ pub(crate) fn merge_nearest_kernel<F: Float, N: Size>(
         slots.log_samples[target] = samples;
         slots.log_scores[victim] = victim_sum;
         slots.log_samples[victim] = victim_samples;
+        if comptime!(blueprint.inherits) {
+            let sum = slots.inherited[target] + slots.inherited[victim];
+            slots.inherited[target] = sum;
+        }
     }
 }
 

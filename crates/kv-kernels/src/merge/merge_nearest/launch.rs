@@ -21,13 +21,14 @@ pub(super) fn run(
     merges: StepMerges<CubeBackend>,
     config: NearestConfig,
 ) -> MergingPools<CubeBackend> {
-    let StepMerges { offsets, lengths, victims, goes, queries, logits } = merges;
+    let StepMerges { offsets, lengths, victims, goes, queries, logits, takes } = merges;
     let (keys, values) = (into_contiguous(pools.keys), into_contiguous(pools.values));
     let client = keys.client.clone();
     let [_, head_dim] = keys.shape().dims();
     let total_kv_heads = victims.shape().num_elements();
     let averaged = logits.as_ref().map_or(0, |logits| logits.shape()[1]);
     let numbers = queries.as_ref().map_or(0, |queries| queries.shape().num_elements());
+    let (choosy, inherits) = (takes.as_ref().is_some(), pools.inherited.as_ref().is_some());
     let hardware = &client.properties().hardware;
     let plane = (hardware.plane_size_min as usize).max(1);
     let lanes = vector_lanes(&keys, head_dim, head_dim);
@@ -52,6 +53,8 @@ pub(super) fn run(
                 pools.log_samples.clone().into_buffer_arg(),
                 pools.votes.clone().into_buffer_arg(),
                 pools.votes_high.clone().into_buffer_arg(),
+                pools.inherited.clone().or_new(&keys).into_buffer_arg(),
+                takes.or_new(&keys).into_buffer_arg(),
             ),
             MergingRangesLaunch::new(
                 into_contiguous(offsets).into_buffer_arg(),
@@ -85,6 +88,8 @@ pub(super) fn run(
                 literal: config.merge.guard == f32::INFINITY,
                 group: numbers / (head_dim * total_kv_heads).max(1),
                 averaged,
+                choosy,
+                inherits,
             },
             elem_type(keys.dtype),
         );

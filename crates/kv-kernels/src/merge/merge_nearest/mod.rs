@@ -47,6 +47,8 @@ pub struct MergingSlots<'a> {
     pub votes: &'a mut Tensor<1>,
     /// Tokens that each slot stands for, in multiples of 4,096.
     pub votes_high: &'a mut Tensor<1>,
+    /// A number of each slot that a merged slot has the sum of, where there is one.
+    pub inherited: Option<&'a mut Tensor<1>>,
 }
 
 /// How [`merge_nearest`] merges.
@@ -61,6 +63,9 @@ pub struct NearestOptions {
     pub queries: Option<Tensor<3>>,
     /// A step's scores, which are added to the averages of all live slots first.
     pub average: Option<StepScores>,
+    /// Which merges each slot takes, `[S]`, f32: [`crate::TAKES_SIMILAR`], [`crate::TAKES_NONE`] or
+    /// [`crate::TAKES_ANY`]. Without it all slots take similar victims.
+    pub takes: Option<Tensor<1>>,
     /// The other options of a merge; its own `queries` are ignored.
     pub merge: MergeOptions,
 }
@@ -75,8 +80,10 @@ pub struct StepScores {
 }
 
 /// Merges one victim of every range into the slot with the highest cosine (the first among equals),
-/// if that exceeds the threshold. Key and value are merged as in [`crate::merge_slots`]; votes and
-/// weights are added up. The victim's slot stays in place, for the caller to drop. Where the
+/// if that exceeds the threshold. With [`NearestOptions::takes`] the slot is chosen among those that
+/// take similar victims; where none of them is similar enough, the first slot of the range that
+/// takes any victim takes it. Key and value are merged as in [`crate::merge_slots`]; votes, weights
+/// and inherited numbers are added up. The victim's slot stays in place, for the caller to drop. Where the
 /// options have a step's scores, the averages of all live slots take them in first, even in ranges
 /// without a merge.
 ///
@@ -93,8 +100,16 @@ pub fn merge_nearest(
     goes: &Tensor<2, Int>,
     options: &NearestOptions,
 ) -> Result<(), KernelError> {
-    let MergingSlots { keys, values, log_weights, log_scores, log_samples, votes, votes_high } =
-        slots;
+    let MergingSlots {
+        keys,
+        values,
+        log_weights,
+        log_scores,
+        log_samples,
+        votes,
+        votes_high,
+        mut inherited,
+    } = slots;
     let check = Check::new(OP, keys);
     check.supported()?;
     check.float("keys", keys)?;
@@ -112,6 +127,14 @@ pub fn merge_nearest(
     ] {
         check.shape(argument, tensor, &[count])?;
         check.f32(argument, tensor)?;
+    }
+    for (argument, tensor) in
+        [("inherited", inherited.as_deref()), ("takes", options.takes.as_ref())]
+    {
+        if let Some(tensor) = tensor {
+            check.shape(argument, tensor, &[count])?;
+            check.f32(argument, tensor)?;
+        }
     }
     check.ranges(ranges, batch, kv_heads)?;
     for (argument, tensor) in [("victims", victims), ("goes", goes)] {
@@ -145,6 +168,7 @@ pub fn merge_nearest(
             log_samples: check.take(log_samples).into_dispatch(),
             votes: check.take(votes).into_dispatch(),
             votes_high: check.take(votes_high).into_dispatch(),
+            inherited: inherited.as_deref_mut().map(|numbers| check.take(numbers)).into(),
         },
         StepMerges {
             offsets: ranges.offsets.clone().into_dispatch(),
@@ -153,6 +177,7 @@ pub fn merge_nearest(
             goes: goes.clone().into_dispatch(),
             queries: options.queries.clone().into(),
             logits: options.average.as_ref().map(|scores| scores.logits.clone()).into(),
+            takes: options.takes.clone().into(),
         },
         NearestConfig {
             merge: config,
@@ -169,6 +194,9 @@ pub fn merge_nearest(
     *log_samples = Tensor::from_dispatch(merged.log_samples);
     *votes = Tensor::from_dispatch(merged.votes);
     *votes_high = Tensor::from_dispatch(merged.votes_high);
+    if let (Some(inherited), Some(sums)) = (inherited, merged.inherited.into_option()) {
+        *inherited = Tensor::from_dispatch(sums);
+    }
     Ok(())
 }
 

@@ -4,6 +4,7 @@ use super::NearestConfig;
 use crate::merge::merge_slots::VOTES_RADIX;
 use crate::merge::merge_slots::reference::{Member, merge_group};
 use crate::merge::nearest_slots::reference::Pairing;
+use crate::merge::takes::{TAKES_ANY, TAKES_SIMILAR};
 use crate::slots::average_scores::reference::{average, log_add};
 
 /// The arguments of a call; pools are written.
@@ -17,6 +18,9 @@ pub(crate) struct Slots<'a> {
     pub(crate) log_samples: &'a mut [f32],
     pub(crate) votes: &'a mut [f32],
     pub(crate) votes_high: &'a mut [f32],
+    pub(crate) inherited: Option<&'a mut [f32]>,
+    /// Which merges each slot takes; empty where all take similar victims.
+    pub(crate) takes: &'a [f32],
     pub(crate) head_dim: usize,
 }
 
@@ -47,21 +51,26 @@ impl Slots<'_> {
             if goes[kv_head] == 0 || victims[kv_head] < 0 {
                 continue;
             }
-            let among: Vec<i32> = (offsets[kv_head]..offsets[kv_head] + lengths[kv_head]).collect();
+            let victim = victims[kv_head] as usize;
+            let live = offsets[kv_head]..offsets[kv_head] + lengths[kv_head];
+            let takes = |slot: i32| self.takes.get(slot as usize).copied().unwrap_or(TAKES_SIMILAR);
+            let among: Vec<i32> =
+                live.clone().filter(|&slot| takes(slot) == TAKES_SIMILAR).collect();
             let pairing = Pairing {
                 keys: self.keys,
                 head_dim,
                 of: &victims[kv_head..=kv_head],
                 of_counts: &[1],
                 among: &among,
-                among_counts: &[lengths[kv_head]],
+                among_counts: &[among.len() as i32],
                 earlier: false,
             };
             let (places, cosines) = pairing.nearest();
-            if places[0] < 0 || cosines[0] <= config.threshold {
-                continue;
-            }
-            let (victim, target) = (victims[kv_head] as usize, among[places[0] as usize] as usize);
+            let similar = usize::try_from(places[0]).ok().filter(|_| cosines[0] > config.threshold);
+            let any =
+                || live.clone().find(|&slot| takes(slot) == TAKES_ANY && slot as usize != victim);
+            let Some(target) = similar.map(|place| among[place]).or_else(any) else { continue };
+            let target = target as usize;
             let wide = |rows: &[f32], row: usize| -> Vec<f64> {
                 rows[row * head_dim..][..head_dim].iter().map(|&x| f64::from(x)).collect()
             };
@@ -107,6 +116,9 @@ impl Slots<'_> {
             let carry = (low / VOTES_RADIX).floor();
             self.votes[target] = low - carry * VOTES_RADIX;
             self.votes_high[target] += self.votes_high[victim] + carry;
+            if let Some(inherited) = &mut self.inherited {
+                inherited[target] += inherited[victim];
+            }
             changed.push(target);
         }
         changed

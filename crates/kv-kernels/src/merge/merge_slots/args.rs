@@ -39,7 +39,7 @@ pub(crate) struct MergedPools<B: Backend> {
     pub(crate) keys: FloatTensor<B>,
     /// `[S, D]`
     pub(crate) values: FloatTensor<B>,
-    /// `[P, M, 2]`, or `[P, M, 4]` with votes.
+    /// `[P, M, 2]`, `[P, M, 4]` with votes, or `[P, M, 5]` with votes and a sum.
     pub(crate) weights: FloatTensor<B>,
     /// `[P, M]`
     pub(crate) guarded: IntTensor<B>,

@@ -12,7 +12,7 @@ use crate::components::sentinels::{LOG_OF_ZERO, NO_SLOT};
 
 /// Units of a cube.
 pub(crate) const UNITS: usize = 256;
-/// Numbers of a slot's weight where votes are counted.
+/// Numbers of a slot's weight where votes are counted. A sum comes behind them.
 const COUNTED: usize = 4;
 
 /// Comptime configuration of the generated code.
@@ -28,7 +28,7 @@ pub(crate) struct Blueprint {
     pub(crate) queried: bool,
     /// Whether victims are slots of the target pool.
     pub(crate) within: bool,
-    /// Numbers of a slot's weight, with or without votes.
+    /// Numbers of a slot's weight: 2, 4 with votes, or 5 with votes and a sum.
     pub(crate) numbers: usize,
 }
 
@@ -41,7 +41,8 @@ pub(crate) struct Victims {
     counts: Box<[i32]>,
     /// Places in the list of kept slots, `[R, width]`, [`NO_SLOT`] for none.
     targets: Box<[i32]>,
-    /// Logarithms of weight and score, then votes where they are counted, `[R, width, numbers]`.
+    /// Logarithms of weight and score, then votes and a number to sum up where the blueprint has
+    /// them, `[R, width, numbers]`.
     weights: Box<[f32]>,
     width: usize,
 }
@@ -127,6 +128,7 @@ pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
     let mut members = 0u32;
     let mut votes = 0u32;
     let mut votes_high = 0u32;
+    let mut inherited = 0.0f32;
     let (_, own) = add(&mut sums, log_weight, log_score);
     key *= Vector::new(own);
     value *= Vector::new(own);
@@ -160,9 +162,12 @@ pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
                 let old_votes = sums.top_votes;
                 let (old, own) = add(&mut sums, log_weight, log_score);
                 members += 1u32;
-                if comptime!(numbers == COUNTED) {
-                    votes += u32::cast_from(victims.weights[at * COUNTED + 2]);
-                    votes_high += u32::cast_from(victims.weights[at * COUNTED + 3]);
+                if comptime!(numbers >= COUNTED) {
+                    votes += u32::cast_from(victims.weights[at * numbers + 2]);
+                    votes_high += u32::cast_from(victims.weights[at * numbers + 3]);
+                }
+                if comptime!(numbers > COUNTED) {
+                    inherited += victims.weights[at * numbers + COUNTED];
                 }
                 if reads {
                     let at = victim * columns + column;
@@ -240,12 +245,16 @@ pub(crate) fn merge_slots_kernel<F: Float, N: Size>(
         let score = result.target - result.excess;
         kept.merged_weights[at * numbers + 1] =
             select(changed, score, kept.weights[at * numbers + 1]);
-        if comptime!(numbers == COUNTED) {
+        if comptime!(numbers > COUNTED) {
+            kept.merged_weights[at * numbers + COUNTED] =
+                kept.weights[at * numbers + COUNTED] + inherited;
+        }
+        if comptime!(numbers >= COUNTED) {
             let radix = comptime!(VOTES_RADIX as u32).runtime();
-            votes += u32::cast_from(kept.weights[at * COUNTED + 2]);
-            votes_high += u32::cast_from(kept.weights[at * COUNTED + 3]) + votes / radix;
-            kept.merged_weights[at * COUNTED + 2] = f32::cast_from(votes % radix);
-            kept.merged_weights[at * COUNTED + 3] = f32::cast_from(votes_high);
+            votes += u32::cast_from(kept.weights[at * numbers + 2]);
+            votes_high += u32::cast_from(kept.weights[at * numbers + 3]) + votes / radix;
+            kept.merged_weights[at * numbers + 2] = f32::cast_from(votes % radix);
+            kept.merged_weights[at * numbers + 3] = f32::cast_from(votes_high);
         }
     }
 }

@@ -105,19 +105,20 @@ pub struct MergeLists {
     pub targets: Tensor<2, Int>,
     /// `ln p` and `ln ŝ` of the victims, `[P, N, 2]`, f32. Where votes are counted, `[P, N, 4]`:
     /// then the tokens that each victim stands for, modulo [`crate::VOTES_RADIX`] and in multiples
-    /// of it.
+    /// of it. `[P, N, 5]`: then also a number that merges add up.
     pub victim_weights: Tensor<3>,
     /// Kept slots, `[P, M]`, in the pool `into`; no slot twice.
     pub kept: SlotLists,
-    /// The numbers of [`Self::victim_weights`] for the kept slots, `[P, M, 2]` or `[P, M, 4]`.
+    /// The numbers of [`Self::victim_weights`] for the kept slots, `[P, M, 2]`, `[P, M, 4]` or
+    /// `[P, M, 5]`.
     pub kept_weights: Tensor<3>,
 }
 
 /// The results of merges besides the merged slots.
 #[derive(Debug, Clone)]
 pub struct Merged {
-    /// The new `ln p` and `ln ŝ` of the kept slots, and votes where they are counted, laid out as
-    /// [`MergeLists::kept_weights`].
+    /// The new `ln p` and `ln ŝ` of the kept slots, and votes and sums where there are any, laid
+    /// out as [`MergeLists::kept_weights`].
     pub weights: Tensor<3>,
     /// Whether the guard tripped, `[P, M]`, 32-bit.
     pub guarded: Tensor<2, Int>,
@@ -170,8 +171,9 @@ pub fn merge_slots(
     check.shape("targets", &lists.targets, &[rows, width])?;
     check.int("targets", &lists.targets)?;
     let columns = lists.victim_weights.dims()[2];
-    if columns != 2 && columns != 4 {
-        return Err(check.unsupported("numbers of a weight", columns, "2, or 4 with votes"));
+    if ![2, 4, 5].contains(&columns) {
+        let supported = "2, 4 with votes, or 5 with votes and a sum";
+        return Err(check.unsupported("numbers of a weight", columns, supported));
     }
     check.shape("victims' weights", &lists.victim_weights, &[rows, width, columns])?;
     check.f32("victims' weights", &lists.victim_weights)?;

@@ -130,13 +130,13 @@ pub(crate) struct Groups<'a> {
     pub(crate) victim_counts: &'a [i32],
     /// `[P, N]`
     pub(crate) targets: &'a [i32],
-    /// `[P, N, 2]`, or `[P, N, 4]` with votes.
+    /// `[P, N, 2]`, `[P, N, 4]` with votes, or `[P, N, 5]` with votes and a sum.
     pub(crate) victim_weights: &'a [f32],
     /// `[P, M]`
     pub(crate) kept: &'a [i32],
     /// `[P]`
     pub(crate) kept_counts: &'a [i32],
-    /// `[P, M, 2]`, or `[P, M, 4]` with votes.
+    /// As the victims' weights, `[P, M, 2]`, `[P, M, 4]` or `[P, M, 5]`.
     pub(crate) kept_weights: &'a [f32],
     /// `[P, D]`, where there are queries.
     pub(crate) queries: &'a [f32],
@@ -213,6 +213,10 @@ impl Groups<'_> {
                     let all = own + more.sum::<u64>();
                     weights[numbers * at + 2] = (all % VOTES_RADIX as u64) as f32;
                     weights[numbers * at + 3] = (all / VOTES_RADIX as u64) as f32;
+                }
+                if numbers > 4 {
+                    let more = group.iter().map(|victim| self.victim_weights[numbers * victim + 4]);
+                    weights[numbers * at + 4] += more.sum::<f32>();
                 }
                 guarded[at] = i32::from(merged.guarded);
                 let narrow = |row: Vec<f64>| row.into_iter().map(|x| x as f32).collect();

@@ -4,7 +4,8 @@ use burn::tensor::{DType, Int, Tensor};
 use kv_core::{Error, LayerCache, Selection, read_f32};
 use kv_kernels::{MergingSlots, NearestOptions, SlotPool, SlotRanges, StepScores, merge_nearest};
 
-use super::scores::{LOG_SAMPLES, LOG_SCORES, mean_queries, weigh, weights};
+use super::scores::{LOG_SAMPLES, LOG_SCORES, mean_queries};
+use super::takes::TAKES;
 use super::{KeepKv, Predictor, VOTES, VOTES_HIGH, window};
 use crate::Result;
 use crate::merging::merge_groups::{Groups, unprotected};
@@ -23,14 +24,17 @@ impl KeepKv {
     ) -> Result<()> {
         let options = NearestOptions {
             average,
+            takes: cache.track(TAKES).cloned(),
             threshold: self.options.threshold,
             epsilon: self.options.epsilon,
             queries: Some(query.cast(cache.options().dtype)),
             merge: self.merging(None),
         };
         let goes = cache.heads_over(limits)?;
-        let tracks = [LOG_SCORES, LOG_SAMPLES, VOTES, VOTES_HIGH];
-        let merge = |pool: SlotPool<'_>, ranges: &mut SlotRanges, tracks: [&mut Tensor<1>; 4]| {
+        let merge = |pool: SlotPool<'_>,
+                     ranges: &mut SlotRanges,
+                     tracks: [&mut Tensor<1>; 4],
+                     inherited: Option<&mut Tensor<1>>| {
             let SlotPool { keys, values, log_weights, .. } = pool;
             let [log_scores, log_samples, votes, votes_high] = tracks;
             let log_weights = log_weights.ok_or_else(|| Error::InvalidPlan {
@@ -45,13 +49,28 @@ impl KeepKv {
                 log_samples,
                 votes,
                 votes_high,
+                inherited,
             };
             Ok(merge_nearest(slots, ranges, victims, &goes, &options)?)
         };
-        Ok(cache.change_slots(tracks, merge)?)
+        let [scores, samples, votes, high] = [LOG_SCORES, LOG_SAMPLES, VOTES, VOTES_HIGH];
+        match self.inherited() {
+            None => cache
+                .change_slots([scores, samples, votes, high], |pool, ranges, tracks| {
+                    merge(pool, ranges, tracks, None)
+                })?,
+            Some(sums) => {
+                let tracks = [scores, samples, votes, high, sums];
+                cache.change_slots(tracks, |pool, ranges, [a, b, c, d, sums]| {
+                    merge(pool, ranges, [a, b, c, d], Some(sums))
+                })?;
+            }
+        }
+        Ok(())
     }
 
-    /// The weights of all slots, `[S, 4]`.
+    /// The weights of all slots, `[S, 4]`, and what they hand on where merged slots inherit,
+    /// `[S, 5]`.
     fn weights_of(&self, cache: &LayerCache) -> Tensor<2> {
         let (slots, device) = (cache.positions().dims()[0], &cache.options().device);
         let filled = |with: f32| Tensor::full([slots], with, (device, DType::F32));
@@ -61,7 +80,9 @@ impl KeepKv {
             (Some(scores), Some(samples)) => self.add_epsilon(scores.clone() - samples.clone()),
             _ => filled(0.0),
         };
-        weights(log_weights, scores, [track(VOTES, 1.0), track(VOTES_HIGH, 0.0)])
+        let mut columns = vec![log_weights, scores, track(VOTES, 1.0), track(VOTES_HIGH, 0.0)];
+        columns.extend(self.inherited().map(|name| track(name, 0.0)));
+        Tensor::stack(columns, 1)
     }
 
     /// Merges all slots that are not kept into the kept ones.
@@ -82,6 +103,10 @@ impl KeepKv {
             let ends = ends.collect::<Result<Vec<_>>>()?;
             groups = groups.sparing_all_but(&unprotected(cache, kept.kept()?, &ends)?);
         }
+        if let Some(takes) = cache.track(TAKES) {
+            let slots = groups.kept_slots().clone();
+            groups = groups.taking(takes, &slots);
+        }
         let targets = groups.targets(cache.keys(), self.options.threshold)?;
         let weights = self.weights_of(cache);
         if self.options.predictor == Predictor::Window {
@@ -92,6 +117,6 @@ impl KeepKv {
         }
         let options = self.merging(Some(mean_queries(query, kv_heads)));
         let merged = groups.merge(cache, None, targets, groups.weights(&weights), options)?;
-        weigh(cache, merged)
+        self.weigh(cache, merged)
     }
 }

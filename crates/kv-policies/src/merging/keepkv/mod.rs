@@ -7,6 +7,7 @@ mod options;
 mod periodic;
 mod prompt;
 mod scores;
+mod takes;
 mod votes;
 mod window;
 
@@ -58,7 +59,9 @@ impl KeepKv {
     /// out of range.
     pub fn new(evictor: Arc<dyn Policy>, options: KeepKvOptions) -> Result<Self> {
         let evictor = evictor_of(evictor, NAME)?;
+        let name = evictor.name();
         let KeepKvOptions { threshold, guard, alpha, window, epsilon, .. } = options;
+        let KeepKvOptions { pristine, background, inherit, .. } = options;
         let check = Check(NAME);
         check.that("threshold", threshold, (-1.0..=1.0).contains(&threshold), "-1 to 1")?;
         check.that("guard", guard, guard == 0.0 || guard >= 1.0, "0 or at least 1")?;
@@ -72,7 +75,6 @@ impl KeepKv {
         check.that("rebuild_above", above, from_0_on(above), "a number from 0 on")?;
         let followed = evictor.capabilities().changes_decode && !evictor.needs().raw_queries;
         if (options.period > 0 || above > 0.0) && !followed {
-            let name = evictor.name();
             let reason = format!(
                 "`evictor` is `{name}`: `period` and `rebuild_above` need one that evicts during \
                  decode, without queries before RoPE"
@@ -80,6 +82,20 @@ impl KeepKv {
             return Err(invalid(NAME, reason));
         }
         check.positive("window", window)?;
+        check.share("pristine", pristine)?;
+        if background && evictor.capabilities().changes_decode && !evictor.heads_choose() {
+            let reason = format!(
+                "`evictor` is `{name}`, whose heads evict the same token: `background` needs one \
+                 whose heads choose for themselves"
+            );
+            return Err(invalid(NAME, reason));
+        }
+        if inherit && evictor.accumulates().is_none() {
+            let reason = format!(
+                "`evictor` is `{name}`: `inherit` needs one whose decode steps add to its scores"
+            );
+            return Err(invalid(NAME, reason));
+        }
         Ok(Self { evictor, options })
     }
 
@@ -152,7 +168,8 @@ impl Policy for KeepKv {
         }
         let waits = self.merges_on_host() || self.rebuilds();
         let evicts = self.evictor.capabilities().changes_decode;
-        let plan = self.evictor.plan(layer, cache)?;
+        let mut plan = self.evictor.plan(layer, cache)?;
+        plan.eviction = plan.eviction.map(|rule| self.sparing_background(rule));
         let recordable = plan.recordable && evicts && !waits;
         Ok(plan.merging(self).recordable(recordable))
     }

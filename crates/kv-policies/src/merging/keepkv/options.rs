@@ -37,6 +37,15 @@ pub struct KeepKvOptions {
     /// stay as they are. The paper and the authors' code merge into all that is kept. Decode steps
     /// wait for the device then, and are not recorded.
     pub spare_protected: bool,
+    /// Ours: the share of a head's kept slots of a prompt, those of the highest scores by the
+    /// evictor, that take no merges, then or later.
+    pub pristine: f64,
+    /// Ours: whether a victim whose cosines are all at or below the threshold goes into one slot of
+    /// its head, in place of being dropped. No vote is lost then.
+    pub background: bool,
+    /// Ours: whether a merged slot has the sum of its slots' scores in the evictor's accumulated
+    /// scores, rather than its own token's.
+    pub inherit: bool,
     /// The steps between rebuilds of the cache from all tokens, which host memory then keeps
     /// (periodic lossless compression); 0 for no rebuilds.
     pub period: usize,
@@ -74,6 +83,9 @@ impl Default for KeepKvOptions {
             epsilon: 0.0,
             order: Order::default(),
             spare_protected: false,
+            pristine: 0.0,
+            background: false,
+            inherit: false,
             period: 0,
             staggered: true,
             rebuild_above: 0.0,

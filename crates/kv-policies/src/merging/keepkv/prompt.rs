@@ -4,7 +4,8 @@ use burn::tensor::Tensor;
 use kv_core::{LayerCache, Selection};
 use kv_kernels::{group_priority_ranks, rankings};
 
-use super::scores::{LOG_SAMPLES, LOG_SCORES, PromptScores, mean_queries, weigh, weights};
+use super::scores::{LOG_SAMPLES, LOG_SCORES, PromptScores, mean_queries};
+use super::takes::TAKES;
 use super::{KeepKv, NAME, Order, Predictor, votes, window};
 use crate::merging::merge_groups::{Groups, leaders};
 use crate::policy::sentinels::LOG_OF_NO_SCORE;
@@ -26,7 +27,7 @@ impl KeepKv {
 
     /// The tokens that stay of a prompt where groups of similar tokens compete as one. A token adds
     /// its score to a similar token that ranks higher, and is itself chosen last. Tokens that
-    /// always stay join no group.
+    /// always stay join no group, and no token joins a pristine one.
     pub(super) fn by_groups(
         &self,
         observation: &Observation<'_>,
@@ -35,13 +36,24 @@ impl KeepKv {
     ) -> Result<Selection> {
         let [batch, kv_heads, tokens, head_dim] = observation.dims();
         let total_kv_heads = batch * kv_heads;
-        let scores = scores.reshape([total_kv_heads, tokens]);
-        let ranked = rankings(scores.clone()).map_err(kv_core::Error::from)?;
-        let keys = observation.keys.clone().reshape([total_kv_heads * tokens, head_dim]);
-        let spared = match self.options.spare_protected {
+        let mut scores = scores.reshape([total_kv_heads, tokens]);
+        let mut order = scores.clone();
+        let mut spared = match self.options.spare_protected {
             true => self.evictor.protected(budget, false)?.iter().sum(),
             false => 0,
         };
+        if self.options.pristine > 0.0 {
+            let highest =
+                Selection::highest(scores.clone().reshape([batch, kv_heads, tokens]), budget)?;
+            let pristine = self.pristine(observation, &highest)?;
+            spared = pristine.lengths().iter().copied().max().unwrap_or_default();
+            let marks = pristine.marks(tokens, &scores.device())?.equal_scalar(1.0);
+            // Pristine tokens always stay, and rank before all others that always stay.
+            order = scores.clone().clamp_max(f32::MAX).mask_fill(marks.clone(), f32::INFINITY);
+            scores = scores.mask_fill(marks, f32::INFINITY);
+        }
+        let ranked = rankings(order).map_err(kv_core::Error::from)?;
+        let keys = observation.keys.clone().reshape([total_kv_heads * tokens, head_dim]);
         let leaders = leaders(&keys, &ranked, self.options.threshold, spared)?;
         let turns = group_priority_ranks(scores, ranked, leaders).map_err(kv_core::Error::from)?;
         Ok(Selection::highest(turns.reshape([batch, kv_heads, tokens]), budget)?)
@@ -71,6 +83,10 @@ impl KeepKv {
         if self.options.spare_protected && !groups.is_empty() {
             groups = groups.sparing_ends(self.evictor.protected(slots, false)?);
         }
+        self.choose_takers(cache, observation, selection)?;
+        if let Some(takes) = cache.track(TAKES) {
+            groups = groups.taking(takes, &cache.first_slots(selection.lengths())?);
+        }
         let flat = |tensor: &Tensor<4>| {
             tensor.clone().reshape([rows, head_dim]).cast(cache.options().dtype)
         };
@@ -82,12 +98,16 @@ impl KeepKv {
         let queries = observation.last_queries(NAME, 1)?.squeeze_dim(2);
         let predicted = self.add_epsilon((scores - samples).reshape([rows]));
         let zeros = || predicted.zeros_like();
-        let weights = weights(zeros(), predicted.clone(), [zeros().add_scalar(1.0), zeros()]);
+        let mut columns = vec![zeros(), predicted.clone(), zeros().add_scalar(1.0), zeros()];
+        if self.options.inherit {
+            columns.push(self.evictor.scores(observation, slots)?.reshape([rows]));
+        }
+        let weights = Tensor::stack::<2>(columns, 1);
         let options = self.merging(Some(mean_queries(queries, kv_heads)));
         let (from, weights) = (Some([&keys, &values]), groups.weights(&weights));
         let merged = groups.merge(cache, from, targets, weights, options)?;
         let before = self.weights_before(cache);
-        weigh(cache, merged)?;
+        self.weigh(cache, merged)?;
         self.remember_merges(cache, before)
     }
 }

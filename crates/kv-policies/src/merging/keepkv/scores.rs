@@ -102,6 +102,31 @@ impl KeepKv {
         })?)
     }
 
+    /// The evictor's track that merged slots have the sum of.
+    pub(super) fn inherited(&self) -> Option<&'static str> {
+        self.evictor.accumulates().filter(|_| self.options.inherit)
+    }
+
+    /// Writes the weights of merged slots, their scores as averages, and what they inherit.
+    pub(super) fn weigh(&self, cache: &mut LayerCache, merged: Merged) -> Result<()> {
+        let Merged { slots, weights } = merged;
+        let count = slots.dims()[0];
+        let column = |at: usize| weights.clone().narrow(1, at, 1).reshape([count]);
+        cache.write_log_weights(&slots, column(0))?;
+        if let Some(samples) = cache.track(LOG_SAMPLES) {
+            let own = samples.clone().select(0, slots.clone().clamp_min(0));
+            let scores = column(1) + own;
+            cache.write_track(LOG_SCORES, &slots, scores)?;
+        }
+        let tracks = [Some(VOTES), Some(VOTES_HIGH), self.inherited()];
+        for (track, at) in tracks.into_iter().flatten().zip(2..) {
+            if cache.track(track).is_some() {
+                cache.write_track(track, &slots, column(at))?;
+            }
+        }
+        Ok(())
+    }
+
     /// The scores of a step, as averages take them.
     pub(super) fn step_scores(&self, attended: &Attended<'_>) -> StepScores {
         let [new, old] = self.weights().map(|weight| weight as f32);
@@ -128,33 +153,4 @@ pub(super) fn mean_queries(queries: Tensor<3>, kv_heads: usize) -> Tensor<2> {
     let grouped = queries.cast(DType::F32);
     let grouped = grouped.reshape([batch * kv_heads, heads / kv_heads, head_dim]);
     grouped.mean_dim(1).squeeze_dim(1)
-}
-
-/// Weights of slots or tokens `[N]`, as merges have them: `ln p`, `ln ŝ` and votes, `[N, 4]`.
-pub(super) fn weights(
-    log_weights: Tensor<1>,
-    scores: Tensor<1>,
-    votes: [Tensor<1>; 2],
-) -> Tensor<2> {
-    let [votes, votes_high] = votes;
-    Tensor::stack::<2>(vec![log_weights, scores, votes, votes_high], 1)
-}
-
-/// Writes the weights of merged slots, and their scores as averages.
-pub(super) fn weigh(cache: &mut LayerCache, merged: Merged) -> Result<()> {
-    let Merged { slots, weights } = merged;
-    let count = slots.dims()[0];
-    let column = |at: usize| weights.clone().narrow(1, at, 1).reshape([count]);
-    cache.write_log_weights(&slots, column(0))?;
-    if let Some(samples) = cache.track(LOG_SAMPLES) {
-        let own = samples.clone().select(0, slots.clone().clamp_min(0));
-        let scores = column(1) + own;
-        cache.write_track(LOG_SCORES, &slots, scores)?;
-    }
-    for (track, at) in [(VOTES, 2), (VOTES_HIGH, 3)] {
-        if cache.track(track).is_some() {
-            cache.write_track(track, &slots, column(at))?;
-        }
-    }
-    Ok(())
 }

@@ -144,18 +144,29 @@ impl LongFlow {
     /// Scores of a prompt's tokens, `[B, Hkv, T]`, and how many a head keeps; `None` where all
     /// stay.
     fn prompt_scores(&self, observation: &Observation<'_>) -> Result<Option<(Tensor<3>, usize)>> {
-        let [batch, kv_heads, tokens, _] = observation.dims();
+        let tokens = observation.tokens();
         let budget = self.budget.resolve(tokens);
         if budget >= tokens {
             return Ok(None);
         }
         self.check_protected(budget)?;
         let (scorer, [sinks, recents]) = self.fitted(budget)?;
-        let mut scores = scorer.prefill(observation, budget)?;
-        if self.scope == Scope::Layer {
-            scores = scores.mean_dim(1).expand([batch, kv_heads, tokens]);
-        }
+        let scores = self.scored(&scorer, observation, budget)?;
         Ok(Some((protected(scores, sinks, recents.min(tokens)), budget)))
+    }
+
+    /// A prompt's scores, without regard to which tokens always stay.
+    fn scored(
+        &self,
+        scorer: &SnapKv,
+        observation: &Observation<'_>,
+        budget: usize,
+    ) -> Result<Tensor<3>> {
+        let scores = scorer.prefill(observation, budget)?;
+        Ok(match self.scope {
+            Scope::Layer => scores.clone().mean_dim(1).expand(scores.dims()),
+            Scope::Head => scores,
+        })
     }
 
     /// The scorer of prompts that are compressed to `budget` slots, and their sinks and recents.
@@ -322,6 +333,12 @@ impl Policy for LongFlow {
 impl EvictionPolicy for LongFlow {
     fn rank(&self, observation: &Observation<'_>) -> Result<Option<(Tensor<3>, usize)>> {
         if self.heads_choose() { self.prompt_scores(observation) } else { Ok(None) }
+    }
+
+    fn scores(&self, observation: &Observation<'_>, slots: usize) -> Result<Tensor<3>> {
+        let fitted = self.prefill.fitted(slots);
+        let window = fitted.window.min(slots).max(1);
+        self.scored(&SnapKv { window, ..fitted }, observation, slots)
     }
 
     fn heads_choose(&self) -> bool {
