@@ -578,7 +578,7 @@ fn records_are_raised_and_compared() {
 #[test]
 fn the_oldest_of_equal_slots_goes() {
     for tested in devices() {
-        let (device, name) = (&tested.device, tested.name.clone());
+        let (device, name) = (&tested.device, tested.name);
         for (scope, lengths) in [(EvictionScope::Head, [3_000; 2]), (EvictionScope::Layer, [70; 2])]
         {
             let case = Case::random(90, 2, 2, 32, &lengths);

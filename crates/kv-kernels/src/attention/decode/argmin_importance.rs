@@ -166,8 +166,8 @@ fn remember(
     let mut value = importance;
     #[comptime]
     if let ComptimeOption::Some(records) = &mut eviction.records {
+        let new = (candidates_of_cube.first + slot) as i32 == candidates_of_cube.newest;
         if slot < candidates_of_cube.count {
-            let new = (candidates_of_cube.first + slot) as i32 == candidates_of_cube.newest;
             let slot = candidates_of_cube.start + candidates_of_cube.first + slot;
             let before = records.before(slot, new);
             value = records.raise(slot, before, new, natural(importance), growth);
