@@ -201,6 +201,8 @@ fn leverage_chooses_as_plain_loops_do() {
 #[test]
 fn fitted_weights_are_those_of_plain_loops() {
     for tested in devices() {
+        // The Gram matrix is a product: rounded factors have errors of 5e-4.
+        let limit = if tested.exact_products() { 1e-3 } else { 1e-2 };
         for (seed, count, target) in [(52, 256, 64), (53, 301, 100), (54, 150, 90), (55, 333, 20)] {
             let tokens = 2 * ENDS + count;
             let prompt = prompt(seed, tokens, &tested.device);
@@ -240,7 +242,7 @@ fn fitted_weights_are_those_of_plain_loops() {
                 assert!(own < other, "{context}: {own}, {other} with the paper's weights");
                 for ((_, weight), expected) in kept.iter().zip(&expected) {
                     let off = (f64::from(*weight) / expected - 1.0).abs();
-                    assert!(off < 1e-3, "{context}: {weight}, expected {expected}");
+                    assert!(off < limit, "{context}: {weight}, expected {expected}");
                 }
             }
         }
@@ -265,7 +267,8 @@ fn fitted_weights_at_their_edges() {
             let own = json!({"weights": "fitted", "value_offset": offset});
             let cache = prompt.compress(&*policy(config("balancekv", 2 * ENDS + 50, own)), 1);
             let sum: f32 = between(&cache, 0, tokens).iter().map(|(_, weight)| weight).sum();
-            assert!((sum - 200.0).abs() < 0.01, "{} {value} {offset}: {sum}", tested.name);
+            let limit = if tested.exact_products() { 0.01 } else { 1.0 };
+            assert!((sum - 200.0).abs() < limit, "{} {value} {offset}: {sum}", tested.name);
         }
     }
 }

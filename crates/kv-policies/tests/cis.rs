@@ -136,10 +136,10 @@ fn saved_and_joined_caches_go_on_identically() {
 /// ones at first.
 #[test]
 fn sets_are_chosen_by_a_vote() {
-    const VOTE: usize = 4;
-    for tested in devices() {
+    let tested = devices();
+    for (tested, vote) in tested.iter().flat_map(|tested| [4, 12].map(|vote| (tested, vote))) {
         let policy = policy(json!({
-            "policy": "cis", "budget": 40, "block": 1, "vote": VOTE, "sinks": 4, "recents": 8,
+            "policy": "cis", "budget": 40, "block": 1, "vote": vote, "sinks": 4, "recents": 8,
         }));
         let Run { prompt, steps } = run(0..2, 2, &tested.device);
         let mut cache = prompt.compress(&*policy, STEPS);
@@ -166,7 +166,7 @@ fn sets_are_chosen_by_a_vote() {
                 let mut score = vec![0.0f64; tokens];
                 for query in [2 * range, 2 * range + 1]
                     .into_iter()
-                    .flat_map(|head| queries[head][tokens - VOTE..].iter())
+                    .flat_map(|head| queries[head][tokens - vote..].iter())
                 {
                     let dot = |key: &Vec<f32>| -> f64 {
                         query.iter().zip(key).map(|(q, k)| f64::from(q * k)).sum()

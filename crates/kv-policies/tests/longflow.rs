@@ -33,12 +33,15 @@ impl Trace {
 fn a_thousand_steps_give_up_the_slots_of_an_f64_reference() {
     for tested in devices() {
         let trace = Trace::random(2, 1_070, &tested.device);
+        // Fewer steps for our rules, as steps of software drivers take long.
+        let short = Trace::random(2, 320, &tested.device);
         for layer in [true, false] {
             let plain = Rule { layer, ..Rule::default() };
             let remembering = Rule { memory: Some(0.99), ..plain };
-            for rule in [plain, remembering, Rule { ties: Some(4.0), ..plain }] {
+            let ties = Rule { ties: Some(4.0), ..plain };
+            for (rule, trace) in [(plain, &trace), (remembering, &short), (ties, &short)] {
                 let context = format!("{} {rule:?}", tested.name);
-                let near = follow(&trace, 70, 48, rule, &context);
+                let near = follow(trace, 70, 48, rule, &context);
                 assert!(near <= 4, "{context}: {near} near-ties");
             }
         }

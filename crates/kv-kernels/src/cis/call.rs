@@ -10,7 +10,7 @@ use cubecl::prelude::*;
 use super::args::Retrieval;
 use super::blueprint::Blueprint;
 use super::kernel_args::{ComparedVectorsLaunch, ScoredKeysLaunch, StepRangesLaunch};
-use super::score_mma::{HEADS as TILE_HEADS, TEAM as TEAM_OF_TILES, VECTOR as TILE_VECTOR};
+use super::score_mma::{TEAM as TEAM_OF_TILES, VECTOR as TILE_VECTOR};
 use super::sizes::Sizes;
 use super::{CisConfig, CisStrategy, Earlier};
 use crate::backend::client::{empty_like, is_cuda, vector_lanes};
@@ -127,7 +127,6 @@ impl Call {
         let vectors = self.lanes * self.query.dtype.size() == TILE_VECTOR;
         self.sizes.device.multiplies
             && vectors
-            && self.group <= TILE_HEADS
             && self.head_dim.is_multiple_of(TEAM_OF_TILES * self.lanes)
     }
 

@@ -74,7 +74,9 @@ mod visible_range;
 use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 
-use crate::attention::decode::{self, DecodeConfig, DecodeStrategy, Features, ViewKind};
+use crate::attention::decode::{
+    self, DecodeConfig, DecodeStrategy, Features, GroupLimit, ViewKind,
+};
 use crate::backend::check::Check;
 use crate::{KernelError, Share, SlotRanges};
 use args::Retrieval;
@@ -86,6 +88,10 @@ pub use sets::{RangeSets, SetRule};
 pub use strategy::CisStrategy;
 
 const OP: &str = "cis_select";
+
+/// The most queries that score the keys of a range: the query heads of a key-value head, times the
+/// queries of a vote.
+const SCORING: GroupLimit = GroupLimit { count: 64, said: "1 to 64" };
 
 /// How the scores of a group's query heads are reduced to one score a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -179,7 +185,8 @@ impl CisSelectOptions {
 ///
 /// # Shapes
 /// - `query`: `[B, Hq, D]`; `vectors`: `[P, parts, length]`, in the query's dtype, the vectors
-///   whose cosines make the similarity, with `P = B * Hkv`
+///   whose cosines make the similarity, with `P = B * Hkv`. Where several queries choose together,
+///   `query` has them side by side, as further query heads: up to 64 for each key-value head
 /// - `keys`: `[S, D]`; `newest`: `[B]`, 32-bit, the index of each sequence's newest token
 ///
 /// Returns the log-sum-exp of each query over all visible tokens, `[B, Hq]`, f32, if
@@ -275,7 +282,8 @@ impl Step<'_> {
         let check = Check::new(OP, &query);
         let [batch, _, head_dim] = query.dims();
         let [total_kv_heads, parts, length] = vectors.dims();
-        decode::check(&check, OP, &query, [keys, values], None, ranges)?;
+        let most = if self.attends { decode::ATTENDING } else { SCORING };
+        decode::check(&check, OP, &query, [keys, values], None, ranges, most)?;
         check.same_dtype("vectors", &vectors, "the query's dtype", query.dtype())?;
         let [_, kv_heads] = ranges.offsets.dims();
         check.shape("vectors", &vectors, &[batch * kv_heads, parts, length])?;

@@ -1,6 +1,5 @@
-//! Logits by matrix instructions: keys of 16 slots as rows, query heads of a group as columns. It
-//! serves vectors of 16 bytes and up to 8 query heads a group; `score_rows.rs` serves everything
-//! else.
+//! Logits by matrix instructions: keys of 16 slots as rows, query heads of a group as columns, 8 at a
+//! time. It serves vectors of 16 bytes; `score_rows.rs` serves everything else.
 //!
 //! The order of the summed dimension is free, so keys go from memory to registers in whole vectors.
 //! In a plane, lane `4 r + j` reads every fourth vector, from vector `j` on, of the keys of slots
@@ -18,8 +17,9 @@ use crate::components::sort_key::sort_key;
 
 /// Bytes of a vector.
 pub(super) const VECTOR: usize = 16;
-/// The most query heads of a group.
-pub(super) const HEADS: usize = 8;
+/// Query heads of a product. Where several queries vote, a group has more: keys stay in registers
+/// then, and the products of one 8 heads follow the products of another.
+const HEADS: usize = 8;
 /// Units that share a row.
 pub(super) const TEAM: usize = 4;
 /// Slots of a tile.
@@ -42,6 +42,7 @@ pub(super) fn score_mma<F: Float, N: Size>(
     let pieces = comptime!(columns / TEAM);
     let planes = comptime!(blueprint.units / PLANE);
     let ahead = blueprint.ahead.comptime();
+    let blocks = comptime!(group.div_ceil(HEADS));
     let held = comptime!(group.div_ceil(TEAM));
     let def = MmaDefinition::<F, F, f32>::new(16usize, 8usize, 16usize);
     let (kv_head, offset, stride) = (span.kv_head, span.offset, span.stride);
@@ -51,17 +52,9 @@ pub(super) fn score_mma<F: Float, N: Size>(
     let (plane, lane) = (unit / PLANE, unit % PLANE);
     let (r, j) = (lane / TEAM, lane % TEAM);
 
-    // A lane holds columns `2 j` and `2 j + 1` of a product. They are query heads `j` and `j + 4`.
-    let head = min(r % 2 * TEAM + r / 2, comptime!(group - 1));
     let mut q = Array::<Vector<F, Const<2>>>::new(comptime!(4 * pieces));
-    #[unroll]
-    for piece in 0..pieces {
-        let vector = scored.query[(kv_head * group + head) * columns + piece * TEAM + j];
-        let words = Vector::<u32, Const<4>>::reinterpret(vector);
-        #[unroll]
-        for word in 0..4usize {
-            q[piece * 4 + word] = Vector::reinterpret(words.extract(word));
-        }
+    if comptime!(blocks == 1) {
+        load_queries::<F, N>(scored, &mut q, kv_head, lane, 0usize, blueprint);
     }
     // All planes run equally many rounds.
     let rounds = (end - first).div_ceil(comptime!(planes * ahead * TILE));
@@ -80,7 +73,11 @@ pub(super) fn score_mma<F: Float, N: Size>(
         let rows = comptime!(2 * ahead);
         let mut dots = Array::<f32>::new(comptime!(held * rows));
         #[unroll]
-        for tile in 0..ahead {
+        for product in 0..comptime!(blocks * ahead) {
+            let (block, tile) = comptime!((product / ahead, product % ahead));
+            if comptime!(blocks > 1 && tile == 0) {
+                load_queries::<F, N>(scored, &mut q, kv_head, lane, block, blueprint);
+            }
             let mut acc = Array::<Vector<f32, Const<2>>>::new(2usize);
             acc[0] = Vector::new(0.0f32);
             acc[1] = Vector::new(0.0f32);
@@ -107,10 +104,11 @@ pub(super) fn score_mma<F: Float, N: Size>(
                 let i = from + row_of(row, planes);
                 let slot = select(i < sinks, i, i + gap);
                 #[unroll]
-                for h in 0..held {
-                    let head = j + h * TEAM;
+                for h in 0..comptime!((group - block * HEADS).min(HEADS).div_ceil(TEAM)) {
+                    let own = comptime!(block * HEADS / TEAM + h);
+                    let head = j + own * TEAM;
                     let dot = acc[half].extract(h) * scored.scale;
-                    dots[h * rows + row] = select(i < end, dot, f32::new(LOWEST_LOGIT));
+                    dots[own * rows + row] = select(i < end, dot, f32::new(LOWEST_LOGIT));
                     if head < group && i < end {
                         if comptime!(blueprint.direct()) {
                             ordered[base + slot] = sort_key(dot);
@@ -126,6 +124,31 @@ pub(super) fn score_mma<F: Float, N: Size>(
             for h in 0..held {
                 sums.add_all(h, &dots, comptime!(h * rows), rows);
             }
+        }
+    }
+}
+
+/// Loads the queries of a block of heads. A lane holds columns `2 j` and `2 j + 1` of a product,
+/// which are query heads `j` and `j + 4` of the block.
+#[cube]
+fn load_queries<F: Float, N: Size>(
+    scored: &ScoredKeys<F, N>,
+    q: &mut Array<Vector<F, Const<2>>>,
+    kv_head: usize,
+    lane: usize,
+    #[comptime] block: usize,
+    #[comptime] blueprint: Blueprint,
+) {
+    let (group, columns) = comptime!((blueprint.group, blueprint.columns));
+    let (r, j) = (lane / TEAM, lane % TEAM);
+    let head = min(comptime!(block * HEADS) + r % 2 * TEAM + r / 2, comptime!(group - 1));
+    #[unroll]
+    for piece in 0..comptime!(columns / TEAM) {
+        let vector = scored.query[(kv_head * group + head) * columns + piece * TEAM + j];
+        let words = Vector::<u32, Const<4>>::reinterpret(vector);
+        #[unroll]
+        for word in 0..4usize {
+            q[piece * 4 + word] = Vector::reinterpret(words.extract(word));
         }
     }
 }

@@ -95,7 +95,7 @@ impl Layer {
     }
 
     /// Attention weights of a query head over slots in sight, f64, by slot.
-    fn weights(&self, pair: usize, query: &[f32], seen: &[usize]) -> Vec<f64> {
+    pub(crate) fn weights(&self, pair: usize, query: &[f32], seen: &[usize]) -> Vec<f64> {
         let dim = self.head_dim;
         let logit = |slot: usize| {
             let key = &self.keys[(pair * self.room + slot) * dim..][..dim];

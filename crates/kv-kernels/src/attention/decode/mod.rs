@@ -73,8 +73,15 @@ pub use strategy::DecodeStrategy;
 
 const OP: &str = "decode_attention";
 
-/// The largest number of query heads that may share a key-value head.
-const MAX_GROUP: usize = 8;
+/// The largest number of query heads that may share a key-value head where an op attends.
+pub(crate) const ATTENDING: GroupLimit = GroupLimit { count: 8, said: "1 to 8" };
+
+/// The most query heads of a key-value head that an op takes, and how its errors say so.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct GroupLimit {
+    pub(crate) count: usize,
+    pub(crate) said: &'static str,
+}
 /// The largest head dim.
 const MAX_HEAD_DIM: usize = 256;
 
@@ -112,7 +119,8 @@ pub fn decode_attention(
     let [slots, _] = keys.dims();
     let [_, kv_heads] = ranges.offsets.dims();
     let check = Check::new(OP, &query);
-    self::check(&check, OP, &query, [&keys, &values], log_weights.as_ref(), ranges)?;
+    let pools = [&keys, &values];
+    self::check(&check, OP, &query, pools, log_weights.as_ref(), ranges, ATTENDING)?;
     if let Some(numerators) = &options.numerator_weights {
         check.shape("numerator_weights", numerators, &[slots])?;
         check.f32("numerator_weights", numerators)?;
@@ -174,6 +182,7 @@ pub(crate) fn check(
     [keys, values]: [&Tensor<2>; 2],
     log_weights: Option<&Tensor<1>>,
     ranges: &SlotRanges,
+    most: GroupLimit,
 ) -> Result<(), KernelError> {
     let [batch, query_heads, head_dim] = query.dims();
     let [slots, _] = keys.dims();
@@ -189,8 +198,8 @@ pub(crate) fn check(
         return Err(KernelError::HeadGroups { op, query_heads, kv_heads });
     }
     let group = query_heads / kv_heads;
-    if group == 0 || group > MAX_GROUP {
-        return Err(unsupported(op, "query heads per key-value head", group, "1 to 8"));
+    if group == 0 || group > most.count {
+        return Err(unsupported(op, "query heads per key-value head", group, most.said));
     }
     if head_dim == 0 || head_dim > MAX_HEAD_DIM || !head_dim.is_multiple_of(4) {
         return Err(unsupported(op, "head dim", head_dim, "multiples of 4 up to 256"));

@@ -168,7 +168,8 @@ pub fn evicting_attention(
     let [slots, _] = keys.dims();
     let [_, kv_heads] = ranges.offsets.dims();
     let check = Check::new(OP, &query);
-    decode::check(&check, OP, &query, [&keys, &values], log_weights.as_ref(), ranges)?;
+    let (pools, weights) = ([&keys, &values], log_weights.as_ref());
+    decode::check(&check, OP, &query, pools, weights, ranges, decode::ATTENDING)?;
     check.shape("log_norms", &norms, &[slots])?;
     check.f32("log_norms", &norms)?;
     let per_head = [batch, kv_heads];

@@ -34,7 +34,7 @@ mod tensor_core;
 use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 
-use super::decode::check as check_attention;
+use super::decode::{ATTENDING, check as check_attention};
 use crate::backend::check::Check;
 use crate::sketch::count_sketch::{HEAD_FIELDS, SketchConfig, SketchSource};
 use crate::{KernelError, SlotRanges};
@@ -95,7 +95,7 @@ pub fn sketch_attention(
 ) -> Result<SketchAttention, KernelError> {
     let [batch, query_heads, head_dim] = query.dims();
     let check = Check::new(OP, &query);
-    check_attention(&check, OP, &query, [&keys, &values], None, ranges)?;
+    check_attention(&check, OP, &query, [&keys, &values], None, ranges, ATTENDING)?;
     let [_, kv_heads] = ranges.offsets.dims();
     let config = tokens.check(&check, batch, kv_heads, head_dim)?;
     let shape = SketchShape {
