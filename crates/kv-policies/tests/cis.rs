@@ -194,10 +194,23 @@ fn votes_are_checked() {
         (json!({"policy": "cis", "budget": 40, "vote": 0}), "1 to 64"),
         (json!({"policy": "cis", "budget": 40, "vote": 65}), "1 to 64"),
         (json!({"policy": "cis", "budget": 40, "vote": 2, "target": 0.1}), "target"),
+        (json!({"policy": "cis", "budget": 40, "vote": 2, "group_score": "max"}), "group_score"),
     ] {
         let error = build(&config).unwrap_err().to_string();
         assert!(error.contains(named), "{error}");
     }
+    // Two query heads a set make 80 queries of 40.
+    let device = &devices()[0].device;
+    let many = policy(json!({"policy": "cis", "budget": 40, "vote": 40}));
+    let options = CacheOptions::new(device, DType::F32);
+    let Run { prompt, steps } = run(0..1, 2, device);
+    let error = prompt.observed(|seen| many.prefill(seen, 4, options)).unwrap_err().to_string();
+    assert!(error.contains("`vote` is 40") && error.contains("80"), "{error}");
+    // A cache goes on with the vote that it was made for.
+    let mut cache = prompt.compress(&*policy(json!({"policy": "cis", "budget": 40, "vote": 8})), 4);
+    let other = policy(json!({"policy": "cis", "budget": 40, "vote": 4}));
+    let error = other.step(LAYER, &mut cache, steps[0].clone()).unwrap_err().to_string();
+    assert!(error.contains("queries of a vote"), "{error}");
 }
 
 #[test]

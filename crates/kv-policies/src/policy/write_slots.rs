@@ -159,27 +159,38 @@ impl WriteSlots {
         let longest = Some(cache.layout().most_capacity());
         let options = EvictionOptions { longest, ..choice.options(cache, position) };
         let log_norms = Self::value_log_norms(cache).cloned().ok_or_else(not_held)?;
-        let pool = [cache.keys().clone(), cache.values().clone()];
-        let (weights, ranges) = (cache.log_weights().cloned(), cache.ranges().clone());
-        let known = || cache.track(RECORDS).cloned();
-        let mut records =
-            choice.memory.map(|_| known().unwrap_or_else(|| log_norms.full_like(NO_RECORD)));
-        let memory = records.as_mut().zip(choice.memory);
-        let memory =
-            memory.map(|(records, decay)| Memory { records, now: position.clone(), decay });
-        let own = cache.policy_state_mut::<Self>().ok_or_else(not_held)?;
-        let held = HeldSlots {
-            log_norms,
-            limits: own.limits_on_device.clone(),
-            places: &mut own.slots,
-            arrivals: &mut own.arrivals,
-            memory,
+        let Some(decay) = choice.memory else {
+            let ranges = cache.ranges().clone();
+            let (pool, weights) = pool_of(cache);
+            let held = Self::of_mut(cache)?.held(log_norms, None);
+            return Ok(evicting_attention(query, pool, weights, &ranges, held, options)?);
         };
-        let output = evicting_attention(query, pool, weights, &ranges, held, options)?;
-        if let Some(records) = records {
-            cache.set_track(RECORDS, records, NO_RECORD)?;
+        if cache.track(RECORDS).is_none() {
+            cache.set_track(RECORDS, log_norms.full_like(NO_RECORD), NO_RECORD)?;
         }
-        Ok(output)
+        let (pool, weights) = pool_of(cache);
+        let mut own = cache.take_policy_state::<Self>().ok_or_else(not_held)?;
+        let mut output = None;
+        let attended = cache.change_slots([RECORDS], |_, ranges, [records]| {
+            let memory = Memory { records, now: position.clone(), decay };
+            let held = own.held(log_norms, Some(memory));
+            output = Some(evicting_attention(query, pool, weights, ranges, held, options)?);
+            Ok(())
+        });
+        cache.insert_policy_state(own);
+        attended?;
+        output.ok_or_else(not_held)
+    }
+
+    /// The state as the op takes it.
+    fn held<'a>(&'a mut self, log_norms: Tensor<1>, memory: Option<Memory<'a>>) -> HeldSlots<'a> {
+        HeldSlots {
+            log_norms,
+            limits: self.limits_on_device.clone(),
+            places: &mut self.slots,
+            arrivals: &mut self.arrivals,
+            memory,
+        }
     }
 
     /// Advances each head's next slot by one, in place: to the slot behind the live ones or, at the
@@ -212,6 +223,10 @@ impl WriteSlots {
 
     fn of(cache: &LayerCache) -> Result<&Self> {
         cache.policy_state().ok_or_else(not_held)
+    }
+
+    fn of_mut(cache: &mut LayerCache) -> Result<&mut Self> {
+        cache.policy_state_mut().ok_or_else(not_held)
     }
 }
 
@@ -303,6 +318,11 @@ impl LoadState for WriteSlots {
         let device = &cache.options().device;
         Ok(Self::new(Tensor::from_data(slots, (device, DType::I32)), limits))
     }
+}
+
+/// Keys and values, and the slots' weights.
+fn pool_of(cache: &LayerCache) -> ([Tensor<2>; 2], Option<Tensor<1>>) {
+    ([cache.keys().clone(), cache.values().clone()], cache.log_weights().cloned())
 }
 
 /// The limits, each at least what its head holds.

@@ -82,6 +82,7 @@ pub(crate) struct GroupLimit {
     pub(crate) count: usize,
     pub(crate) said: &'static str,
 }
+
 /// The largest head dim.
 const MAX_HEAD_DIM: usize = 256;
 

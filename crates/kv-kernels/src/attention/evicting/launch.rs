@@ -146,7 +146,7 @@ pub(super) fn run(eviction: EvictingArgs<CubeBackend>) -> Evicted<CubeBackend> {
         let (limits, write_slots) = (arg(&limits), arg(&write_slots));
         HeadsLaunch::new(offsets, lengths, limits, write_slots, total_kv_heads, kv_heads)
     };
-    // Heads that evict one common slot have one record for each.
+    // Heads that evict one common slot share the records of the first head's slots.
     let comparison = |records: Option<&Remembered>| {
         ComparisonLaunch::new(
             arg(&positions),

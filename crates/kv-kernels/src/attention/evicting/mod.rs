@@ -87,7 +87,8 @@ pub struct Memory<'a> {
 /// needs no memory of earlier steps. Importances are sorted into levels, `⌊ln I / ln factor⌋`.
 #[derive(Debug, Clone)]
 pub struct Ties {
-    /// Logical positions of the slots, `[S]`, 32-bit, below 2²⁴.
+    /// Logical positions of the slots, `[S]`, 32-bit, below 2²⁴. Where there is a [`Guard`], its
+    /// positions count.
     pub positions: Tensor<1, Int>,
     /// The factor, above 1.
     pub factor: f32,

@@ -33,7 +33,7 @@ pub(crate) struct EvictionShape {
     pub(crate) attention: DecodeShape,
     /// Query heads of a key-value head.
     pub(crate) group: usize,
-    /// Whether no sinks or recents are kept, and no importances are returned.
+    /// Whether no sinks or recents are kept, no importances are equal, and none are returned.
     pub(crate) alone: bool,
 }
 
@@ -80,7 +80,9 @@ impl Strategy for EvictionStrategy {
             return obstacle;
         }
         if !alone {
-            return Some("only a launch behind keeps sinks and recents or returns importances");
+            return Some(
+                "only a launch behind keeps sinks and recents, compares levels or returns importances",
+            );
         }
         let layout = match self {
             Self::TensorCoreCluster => {

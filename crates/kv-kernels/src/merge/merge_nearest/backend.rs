@@ -92,7 +92,7 @@ mod cpu {
                 log_samples,
                 votes,
                 votes_high,
-                inherited: inherited.map_or(OptionalFloat::Absent, OptionalFloat::Present),
+                inherited: OptionalFloat::of(inherited),
             }
         }
     }

@@ -85,8 +85,8 @@ impl KeepKv {
         check.share("pristine", pristine)?;
         if background && evictor.capabilities().changes_decode && !evictor.heads_choose() {
             let reason = format!(
-                "`evictor` is `{name}`, whose heads evict the same token: `background` needs one \
-                 whose heads choose for themselves"
+                "`evictor` is `{name}`, whose heads do not choose for themselves within a number of \
+                 slots of their own: `background` needs one whose heads do"
             );
             return Err(invalid(NAME, reason));
         }

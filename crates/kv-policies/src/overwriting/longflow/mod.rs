@@ -110,10 +110,12 @@ impl LongFlow {
         let invalid = |reason| PolicyError::InvalidConfig { policy: NAME.into(), reason };
         self.prefill.validate().map_err(invalid)?;
         let check = Check(NAME);
-        if let Some(decay) = self.memory {
+        // As the kernels take them, which count in f32.
+        let [memory, ties] = [self.memory, self.ties].map(|number| number.map(|own| own as f32));
+        if let Some(decay) = memory {
             check.that("memory", decay, decay > 0.0 && decay <= 1.0, "above 0 and at most 1")?;
         }
-        if let Some(factor) = self.ties {
+        if let Some(factor) = ties {
             check.that("ties", factor, factor > 1.0 && factor.is_finite(), "a number above 1")?;
         }
         match self.budget {

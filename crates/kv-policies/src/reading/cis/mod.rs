@@ -15,11 +15,13 @@ pub use index::{CisIndex, StepQueries};
 
 use query_ring::QueryRing;
 
+use crate::policy::check::Check;
 use crate::policy::config::{Config, config_of, invalid};
 use crate::{
     Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step,
     StepPlan,
 };
+use options::MOST_VOTERS;
 pub use options::{CisOptions, SetsOf, Similarity};
 
 const NAME: &str = "cis";
@@ -109,6 +111,11 @@ impl Policy for Cis {
             let [batch, heads, count, head_dim] = queries.dims();
             let ranges = batch * self.options.sets_of(cache.layout().kv_heads(), heads);
             let group = batch * heads / ranges;
+            let voters = group * window;
+            let few = voters <= MOST_VOTERS;
+            let most =
+                format!("at most {MOST_VOTERS} queries of a set: {group} heads have {voters}");
+            Check(self.name).that("vote", window, few, &most)?;
             let by_range = queries.reshape([ranges, group, count, head_dim]).swap_dims(1, 2);
             let by_range = by_range.reshape([ranges, count, group * head_dim]);
             let by_range = by_range.cast(cache.options().dtype);
@@ -188,7 +195,7 @@ impl Cis {
         let votes = match options.votes() {
             true => {
                 let queries = self.by_range(cache, query.clone());
-                Some(QueryRing::push(cache, queries, &step.position)?)
+                Some(QueryRing::push(cache, queries, &step.position, options.vote)?)
             }
             false => None,
         };

@@ -61,7 +61,8 @@ pub struct CisOptions {
     #[serde(with = "spelling::Compared")]
     pub compared: Earlier,
     /// `w`: a retrieval takes the tokens of the highest attention summed over the last `w` queries,
-    /// its own among them; 1 to 64. Ours, but for 1. Not with a target.
+    /// its own among them; 1 to 64, times the query heads of a set at most 64. Ours, but for 1. Not
+    /// with a target, nor with the `max` of a group.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub vote: usize,
     /// Whether tokens that leave the locals stay readable until the next retrieval, of which they
@@ -116,8 +117,8 @@ fn is_usual(every: &usize) -> bool {
     *every == usual_every()
 }
 
-/// The most queries of a vote.
-const MOST_VOTES: usize = 64;
+/// The most queries that choose a set together: as many as [`kv_kernels::cis_select`] scores by.
+pub(super) const MOST_VOTERS: usize = 64;
 /// How far `k` may be raised.
 const MOST: usize = 8;
 /// The most steps of a block: each may have a set of its own.
@@ -169,8 +170,10 @@ impl CisOptions {
         check.that("threshold", threshold, threshold.is_finite(), "a cosine")?;
         check.that("dilated", dilated, (0.0..=1.0).contains(&dilated), "0 to 1")?;
         check.that("radius", radius, radius <= 64, "at most 64")?;
-        let votes = (1..=MOST_VOTES).contains(&self.vote);
-        check.that("vote", self.vote, votes, &format!("1 to {MOST_VOTES} queries"))?;
+        let votes = (1..=MOST_VOTERS).contains(&self.vote);
+        check.that("vote", self.vote, votes, &format!("1 to {MOST_VOTERS} queries"))?;
+        let sums = self.group_score == ScoreReduction::Sum || !self.votes();
+        check.that("vote", self.vote, sums, "1 where `group_score` is `max`")?;
         let alone = self.target.is_none() || !self.votes();
         check.that("vote", self.vote, alone, "1 where there is a `target`")?;
         if let Some(target) = self.target {

@@ -48,12 +48,13 @@ impl QueryRing {
     /// `queries` `[ranges, G, D]`; `position`, of the newest tokens, `[B]`, 32-bit.
     ///
     /// # Errors
-    /// [`Error::InvalidPlan`] for a cache without a ring, [`Error::Shape`] for queries of another
-    /// shape.
+    /// [`Error::InvalidPlan`] for a cache without a ring, [`Error::Shape`] for a ring of another
+    /// window and for queries of another shape.
     pub(super) fn push(
         cache: &mut LayerCache,
         queries: Tensor<3>,
         position: &Tensor<1, Int>,
+        window: usize,
     ) -> Result<Tensor<3>> {
         let batch = cache.layout().batch();
         let own = cache.policy_state_mut::<Self>().ok_or_else(|| Error::InvalidPlan {
@@ -62,6 +63,7 @@ impl QueryRing {
         })?;
         let [ranges, group, dim] = queries.dims();
         let [rows, width] = own.rows.dims();
+        expect_shape("queries of a vote", &[own.window], &[window])?;
         expect_shape("queries", &[ranges * own.window, group * dim], &[rows, width])?;
         let number = position.clone().remainder_scalar(own.window as i32);
         let each = number.unsqueeze_dim::<2>(1).expand([batch, ranges / batch]).reshape([ranges]);
@@ -86,8 +88,9 @@ impl PolicyState for QueryRing {
 
     fn joined(&self, others: &[&dyn PolicyState]) -> Result<Box<dyn PolicyState>> {
         let parts = states_of::<Self>(self, others)?;
+        let width = |part: &Self| [part.window, part.rows.dims()[1]];
         for part in &parts {
-            expect_shape("queries of a vote", &[part.window], &[self.window])?;
+            expect_shape("queries of a vote", &width(part), &width(self))?;
         }
         let rows = parts.iter().map(|part| part.rows.clone()).collect();
         Ok(Box::new(Self::of(Tensor::cat(rows, 0), self.window)))
@@ -118,6 +121,7 @@ impl LoadState for QueryRing {
         let ranges = cache.layout().head_ranges();
         let whole = window.checked_mul(ranges).filter(|each| *each > 0);
         if !whole.is_some_and(|each| rows > 0 && rows.is_multiple_of(each))
+            || width == 0
             || !width.is_multiple_of(cache.head_dim())
         {
             let reason = format!(

@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 
 /// Elements of the matrices that are made at once, which bounds the memory that they take.
 const AT_ONCE: usize = 1 << 24;
-/// Added to logits of places without a token.
+/// Subtracted from logits of places without a token.
 const NEVER: f32 = 1e30;
 
 /// Groups of equally many tokens.
