@@ -126,8 +126,8 @@ fn pristine_tokens_of_a_prompt_take_no_merges() {
     }
 }
 
-/// A pristine token stays as it is for as long as it is kept, with merges first and last, one victim
-/// a step and several.
+/// A pristine token stays as it is for as long as it is kept, with merges first and last, one
+/// victim a step and several.
 #[test]
 fn pristine_tokens_stay_as_they_are_at_every_step() {
     const TOKENS: usize = 40;
@@ -174,8 +174,8 @@ fn pristine_tokens_stay_as_they_are_at_every_step() {
     }
 }
 
-/// No vote is lost in prompts, and at every step of sequences of different lengths, whatever evicts.
-/// The one slot of each head that takes all is never evicted.
+/// No vote is lost in prompts, and at every step of sequences of different lengths, whatever
+/// evicts. The one slot of each head that takes all is never evicted.
 #[test]
 fn a_background_slot_keeps_every_vote() {
     // The last has fewer tokens than are protected.

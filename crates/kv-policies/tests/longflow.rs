@@ -441,5 +441,6 @@ fn memories_and_ties_are_checked() {
     }
     let ties = json!({"policy": "longflow", "budget": 8, "ties": 4.0});
     build(&ties).unwrap();
-    refused(json!({"policy": "keepkv", "evictor": ties}));
+    let error = refused(json!({"policy": "keepkv", "evictor": ties}));
+    assert!(error.contains("without `ties`"), "{error}");
 }

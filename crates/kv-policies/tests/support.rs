@@ -180,8 +180,10 @@ impl Policy for Given {
         Ok(StepPlan { eviction: Some(rule), ..StepPlan::append() })
     }
 
-    fn into_eviction_policy(self: Arc<Self>) -> Option<Arc<dyn EvictionPolicy>> {
-        Some(self)
+    fn into_eviction_policy(
+        self: Arc<Self>,
+    ) -> std::result::Result<Arc<dyn EvictionPolicy>, &'static str> {
+        Ok(self)
     }
 }
 

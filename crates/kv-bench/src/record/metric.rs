@@ -19,8 +19,8 @@ const MORE: Option<bool> = Some(true);
 const LESS: Option<bool> = Some(false);
 const NEITHER: Option<bool> = None;
 
-/// Makes a constant of each metric's name, and a table of all metrics. A row has the name, the unit,
-/// the heading, the form of its numbers, and whether more or less is better.
+/// Makes a constant of each metric's name, and a table of all metrics. A row has the name, the
+/// unit, the heading, the form of its numbers, and whether more or less is better.
 macro_rules! metrics {
     ($($(#[$doc:meta])* $id:ident = $name:literal, $unit:literal, $label:literal, $kind:ident,
         $better:ident;)*) => {

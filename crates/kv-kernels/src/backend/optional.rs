@@ -51,9 +51,9 @@ macro_rules! optional {
             /// The tensor without gaps between rows, or else `stand_in`.
             ///
             /// A kernel's signature names a buffer for every tensor that any of its variants reads,
-            /// and each must be bound. The variant for an absent tensor does not read it. Any buffer
-            /// serves that is as long as a vector and that the kernel does not write, since devices
-            /// refuse to bind a written buffer twice. Where there is none, see
+            /// and each must be bound. The variant for an absent tensor does not read it. Any
+            /// buffer serves that is as long as a vector and that the kernel does not write, since
+            /// devices refuse to bind a written buffer twice. Where there is none, see
             /// [`Self::or_new`].
             pub(crate) fn or_stand_in(
                 self,

@@ -43,7 +43,7 @@ impl Strategy for BalanceStrategy {
     fn obstacle(self, device: &DeviceTraits, shape: &BalanceShape) -> Option<&'static str> {
         match self {
             Self::Auto | Self::Portable => None,
-            // A span's tokens may be those of two planes.
+            // Each plane holds tokens of its own. A span may lie across the border of two planes.
             Self::TensorCore if shape.span > 1 => Some("spans of several tokens"),
             Self::TensorCore => device.lacks_products(shape.head_dim),
         }

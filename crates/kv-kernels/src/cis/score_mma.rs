@@ -1,5 +1,5 @@
-//! Logits by matrix instructions: keys of 16 slots as rows, query heads of a group as columns, 8 at a
-//! time. It serves vectors of 16 bytes; `score_rows.rs` serves everything else.
+//! Logits by matrix instructions: keys of 16 slots as rows, query heads of a group as columns, 8 at
+//! a time. It serves vectors of 16 bytes; `score_rows.rs` serves everything else.
 //!
 //! The order of the summed dimension is free, so keys go from memory to registers in whole vectors.
 //! In a plane, lane `4 r + j` reads every fourth vector, from vector `j` on, of the keys of slots

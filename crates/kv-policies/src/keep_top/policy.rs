@@ -233,8 +233,10 @@ impl<S: Scorer> Policy for KeepTop<S> {
         })
     }
 
-    fn into_eviction_policy(self: Arc<Self>) -> Option<Arc<dyn EvictionPolicy>> {
-        Some(self)
+    fn into_eviction_policy(
+        self: Arc<Self>,
+    ) -> std::result::Result<Arc<dyn EvictionPolicy>, &'static str> {
+        Ok(self)
     }
 }
 

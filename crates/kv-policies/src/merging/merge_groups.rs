@@ -88,9 +88,9 @@ impl Groups {
         self
     }
 
-    /// Lets each kept slot take the victims that `takes` says, `[S]`: [`kv_kernels::TAKES_SIMILAR`],
-    /// [`kv_kernels::TAKES_NONE`] or [`kv_kernels::TAKES_ANY`]. The cache has the kept tokens at
-    /// `slots`, `[P, M]`.
+    /// Lets each kept slot take the victims that `takes` says, `[S]`:
+    /// [`kv_kernels::TAKES_SIMILAR`], [`kv_kernels::TAKES_NONE`] or [`kv_kernels::TAKES_ANY`]. The
+    /// cache has the kept tokens at `slots`, `[P, M]`.
     pub(crate) fn taking(mut self, takes: &Tensor<1>, slots: &Tensor<2, Int>) -> Self {
         let [total_kv_heads, most] = slots.dims();
         let own = takes.clone().select(0, slots.clone().clamp_min(0).flatten(0, 1));

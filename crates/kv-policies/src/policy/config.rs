@@ -73,8 +73,8 @@ impl Config {
     }
 
     /// Gives parameters that are missing the defaults that `new` makes of the one, `key`, that the
-    /// policy cannot be without. Without the parameter `key` nothing has a default. Taking all parameters
-    /// then fails, with an error that names `key` or the unknown parameter in its place.
+    /// policy cannot be without. Without the parameter `key` nothing has a default. Taking all
+    /// parameters then fails, with an error that names `key` or the unknown parameter in its place.
     pub(crate) fn set_defaults_by<R: DeserializeOwned, T: Serialize>(
         &mut self,
         key: &str,

@@ -65,6 +65,6 @@ pub(crate) fn evictor_part(config: &mut Config, default: &str) -> Result<Arc<dyn
 /// [`crate::PolicyError::InvalidConfig`] for policies that do not evict by scores.
 pub(crate) fn evictor_of(policy: Arc<dyn Policy>, around: &str) -> Result<Arc<dyn EvictionPolicy>> {
     let name = policy.name();
-    let reason = format!("`evictor` is `{name}`, expected a policy that evicts by scores");
-    policy.into_eviction_policy().ok_or_else(|| invalid(around, reason))
+    let reason = |expected| format!("`evictor` is `{name}`, expected {expected}");
+    policy.into_eviction_policy().map_err(|expected| invalid(around, reason(expected)))
 }

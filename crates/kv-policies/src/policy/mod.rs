@@ -309,8 +309,13 @@ pub trait Policy: Any + Debug + Send + Sync {
     }
 
     /// The policy as one whose victims another may merge, where it evicts by scores.
-    fn into_eviction_policy(self: Arc<Self>) -> Option<Arc<dyn EvictionPolicy>> {
-        None
+    ///
+    /// # Errors
+    /// The policy or options that are expected instead, such as "a policy that evicts by scores".
+    fn into_eviction_policy(
+        self: Arc<Self>,
+    ) -> std::result::Result<Arc<dyn EvictionPolicy>, &'static str> {
+        Err("a policy that evicts by scores")
     }
 
     /// Compresses one layer's prompt into a cache: selects, fills, and prepares it for decoding

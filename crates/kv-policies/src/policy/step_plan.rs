@@ -34,8 +34,8 @@ use super::write_slots::WriteSlots;
 /// overwrites a slot.
 #[must_use = "a plan does nothing before it runs"]
 pub struct StepPlan<'a> {
-    /// The layer's number among layers that read each other's lists ([`Step::board`]). A layer before
-    /// its turn is refused before anything changes. `None` for a layer by itself.
+    /// The layer's number among layers that read each other's lists ([`Step::board`]). A layer
+    /// before its turn is refused before anything changes. `None` for a layer by itself.
     pub turn: Option<usize>,
     /// Where the new token goes.
     pub slot: TokenSlot,

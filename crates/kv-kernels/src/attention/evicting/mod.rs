@@ -145,10 +145,10 @@ pub struct EvictingOutput {
 
 /// Attention of one query per sequence over its slots, and the place of each head's next token.
 ///
-/// The places and records in `held` change in place. A head below its limit writes its next token after its
-/// live slots. A full head overwrites its least important slot, the lowest one among equals. Slots
-/// of weight 0 and slots whose importance is NaN are not evicted. Where no slot may be evicted, the
-/// newest token's slot is overwritten.
+/// The places and records in `held` change in place. A head below its limit writes its next token
+/// after its live slots. A full head overwrites its least important slot, the lowest one among
+/// equals. Slots of weight 0 and slots whose importance is NaN are not evicted. Where no slot may
+/// be evicted, the newest token's slot is overwritten.
 ///
 /// # Shapes
 /// The shapes of [`crate::decode_attention`], [`HeldSlots`] and [`Guard`].

@@ -81,7 +81,7 @@ impl Strategy for EvictionStrategy {
         }
         if !alone {
             return Some(
-                "only a launch behind keeps sinks and recents, compares levels or returns importances",
+                "a launch behind keeps sinks and recents, compares levels, returns importances",
             );
         }
         let layout = match self {

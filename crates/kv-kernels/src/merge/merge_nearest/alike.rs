@@ -72,7 +72,8 @@ pub(super) fn most_alike<F: Float, N: Size>(
     slot
 }
 
-/// One over the norm of the key `q`, of which a unit has its columns; 0 for a key of zeros.
+/// One over the norm of a key, 0 for a key of zeros. `q` holds the key's columns that this unit
+/// has.
 #[cube]
 pub(super) fn inverse_norm<N: Size>(
     q: &Array<Vector<f32, N>>,

@@ -80,12 +80,12 @@ pub struct StepScores {
 }
 
 /// Merges one victim of every range into the slot with the highest cosine (the first among equals),
-/// if that exceeds the threshold. With [`NearestOptions::takes`] the slot is chosen among those that
-/// take similar victims; where none of them is similar enough, the first slot of the range that
-/// takes any victim takes it. Key and value are merged as in [`crate::merge_slots`]; votes, weights
-/// and inherited numbers are added up. The victim's slot stays in place, for the caller to drop. Where the
-/// options have a step's scores, the averages of all live slots take them in first, even in ranges
-/// without a merge.
+/// if that exceeds the threshold. With [`NearestOptions::takes`] the slot is chosen among those
+/// that take similar victims; where none of them is similar enough, the first slot of the range
+/// that takes any victim takes it. Key and value are merged as in [`crate::merge_slots`]; votes,
+/// weights and inherited numbers are added up. The victim's slot stays in place, for the caller to
+/// drop. Where the options have a step's scores, the averages of all live slots take them in first,
+/// even in ranges without a merge.
 ///
 /// # Shapes
 /// `victims` `[B, Hkv]`, slots counted in the pool, 32-bit; `goes` `[B, Hkv]`, 32-bit, 0 for ranges

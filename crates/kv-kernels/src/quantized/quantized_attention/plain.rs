@@ -8,8 +8,8 @@
 //! Each cube leaves the maximum, the sum of weights and the weighted values of its part;
 //! `combine.rs` reduces the parts and the attention so far.
 //!
-//! A code `c` is read as the number `1 + c / 2^bits`, and its factor is `2^bits` times as large. The
-//! product is then too large by the factor: the sum of all factors of a row is subtracted once.
+//! A code `c` is read as the number `1 + c / 2^bits`, and its factor is `2^bits` times as large.
+//! The product is then too large by the factor: the sum of all factors of a row is subtracted once.
 
 use cubecl::prelude::*;
 

@@ -69,8 +69,8 @@ impl KeepKv {
         Ok(())
     }
 
-    /// The weights of all slots, `[S, 4]`, and what they hand on where merged slots inherit,
-    /// `[S, 5]`.
+    /// The weights of all slots, `[S, 4]`. Where merged slots inherit the evictor's scores, these
+    /// are a fifth column, `[S, 5]`.
     fn weights_of(&self, cache: &LayerCache) -> Tensor<2> {
         let (slots, device) = (cache.positions().dims()[0], &cache.options().device);
         let filled = |with: f32| Tensor::full([slots], with, (device, DType::F32));

@@ -37,8 +37,8 @@ pub struct KeepKvOptions {
     /// stay as they are. The paper and the authors' code merge into all that is kept. Decode steps
     /// wait for the device then, and are not recorded.
     pub spare_protected: bool,
-    /// Ours: the share of a head's kept slots of a prompt, those of the highest scores by the
-    /// evictor, that take no merges, then or later.
+    /// Ours: the share of a prompt's kept slots, in each head, that no merge changes, in the prompt
+    /// or later. They are the slots of the evictor's highest scores.
     pub pristine: f64,
     /// Ours: whether a victim whose cosines are all at or below the threshold goes into one slot of
     /// its head, in place of being dropped. No vote is lost then.

@@ -107,7 +107,8 @@ impl KeepKv {
         self.evictor.accumulates().filter(|_| self.options.inherit)
     }
 
-    /// Writes the weights of merged slots, their scores as averages, and what they inherit.
+    /// Writes the weights of merged slots, their predicted scores as averages, and the evictor's
+    /// scores that they inherit.
     pub(super) fn weigh(&self, cache: &mut LayerCache, merged: Merged) -> Result<()> {
         let Merged { slots, weights } = merged;
         let count = slots.dims()[0];

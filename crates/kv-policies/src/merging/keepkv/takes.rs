@@ -37,7 +37,7 @@ impl KeepKv {
         let [batch, kv_heads, tokens, _] = observation.dims();
         let total_kv_heads = batch * kv_heads;
         let slots = kept.lengths().iter().copied().min().unwrap_or_default();
-        // A prompt that is shorter than what is protected stays whole.
+        // The evictor keeps all of a prompt that is shorter than its protected tokens.
         let [sinks, recents] = match self.options.spare_protected && slots < tokens {
             true => self.evictor.protected(slots, false)?,
             false => [0, 0],
@@ -54,8 +54,8 @@ impl KeepKv {
         Ok(Selection::highest_of(scores, &vec![tokens; total_kv_heads], &counts)?)
     }
 
-    /// Says which victims each slot of a prompt takes, and those that follow. The background slot is
-    /// the one of lowest predicted score, which attention would miss least. It is not pristine.
+    /// Says which victims each slot of a prompt takes, and those that follow. The background slot
+    /// is the one of lowest predicted score, which attention would miss least. It is not pristine.
     ///
     /// Pristine slots are marked once. Their order by predicted scores changes with every step, and
     /// a slot that has taken a merge is no longer its own token.
@@ -84,7 +84,7 @@ impl KeepKv {
         let newest = observation.positions.clone().narrow(1, tokens - 1, 1).reshape([batch]);
         let least = |slots: &[usize]| slots.iter().copied().min().unwrap_or_default();
         let slots = least(cache.limits().unwrap_or(selection.lengths()));
-        // A prompt that is shorter than what is protected stays whole.
+        // The evictor keeps all of a prompt that is shorter than its protected tokens.
         let ends = match slots == tokens && cache.limits().is_none() {
             true => [0, 0],
             false => self.evictor.protected(slots, false)?,

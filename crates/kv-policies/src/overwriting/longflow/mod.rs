@@ -36,8 +36,8 @@ const NAME: &str = "longflow";
 /// is an option ([`Scope::Head`]).
 ///
 /// One query is a noisy judge of a token. Two options of ours, which the paper does not have,
-/// compare slots otherwise: [`Self::memory`] by the largest importance that a slot has had, decayed,
-/// and [`Self::ties`] by importances that count as equal within a factor.
+/// compare slots otherwise: [`Self::memory`] by the largest importance that a slot has had,
+/// decayed, and [`Self::ties`] by importances that count as equal within a factor.
 ///
 /// The paper lets a step evict any token, and the authors' code at times evicts the token just
 /// written. Here a step does so only if no other token may go, unless `evict_newest` is set.
@@ -324,11 +324,13 @@ impl Policy for LongFlow {
     }
 
     /// Scores of slots say nothing of ages, which [`Self::ties`] compares.
-    fn into_eviction_policy(self: Arc<Self>) -> Option<Arc<dyn EvictionPolicy>> {
+    fn into_eviction_policy(
+        self: Arc<Self>,
+    ) -> std::result::Result<Arc<dyn EvictionPolicy>, &'static str> {
         if self.ties.is_some() {
-            return None;
+            return Err("`longflow` without `ties`, which compares ages too");
         }
-        Some(Arc::new(Self { after_attention: true, ..*self }))
+        Ok(Arc::new(Self { after_attention: true, ..*self }))
     }
 }
 

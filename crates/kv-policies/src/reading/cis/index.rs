@@ -21,10 +21,10 @@ pub struct CisIndex(pub(crate) IndexSets);
 pub struct StepQueries {
     /// The queries that attend, `[B, Hq, D]`.
     pub query: Tensor<3>,
-    /// The queries that score keys where the step retrieves, `[B, w * Hq, D]`, those of a range
-    /// side by side. `None` for the queries that attend.
+    /// The queries that score keys where the step retrieves, `[B, w * Hq, D]`. The queries of a
+    /// range lie side by side. `None` where the queries that attend score, too.
     pub votes: Option<Tensor<3>>,
-    /// The vectors by which steps are compared, `[ranges, parts, length]`.
+    /// Steps whose vectors are alike share a set. `[ranges, parts, length]`
     pub vectors: Tensor<3>,
 }
 

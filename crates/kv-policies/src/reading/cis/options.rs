@@ -65,8 +65,9 @@ pub struct CisOptions {
     /// with a target, nor with the `max` of a group.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub vote: usize,
-    /// Whether tokens that leave the locals stay readable until the next retrieval, of which they
-    /// were no candidates: at most `block − 1` tokens more. Ours.
+    /// Whether steps go on reading a token that leaves the locals, until the next retrieval. The
+    /// token was no candidate of the last retrieval. At most `block − 1` tokens more are read.
+    /// Ours.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub tail: bool,
     /// `m / k`: share of a retrieved set that brings its neighbours along, the best first.

@@ -19,8 +19,8 @@ pub(super) struct QueryRing {
 }
 
 impl QueryRing {
-    /// The ring of a prompt's last queries, `[ranges, N, G * D]`, of which the last has position
-    /// `last`. Where there are fewer than `window`, the first one fills the rest.
+    /// The ring of a prompt's last queries, `[ranges, N, G * D]`. The last query has position
+    /// `last`. Where there are fewer than `window` queries, the first query fills the rest.
     pub(super) fn new(queries: Tensor<3>, last: usize, window: usize) -> Self {
         let [ranges, count, width] = queries.dims();
         let device = queries.device();

@@ -17,8 +17,8 @@ pub enum AnchorRule {
     /// each layer's own, and as many as there are slots for. Ours.
     #[default]
     KeyDiff,
-    /// The highest leverage: `|K_ii| / Σ_j |K_ij|` over the tokens `j` of the token's block, with the
-    /// walk's kernel `K`. Each layer's own, and as many as there are slots for. Ours.
+    /// The highest leverage: `|K_ii| / Σ_j |K_ij|` over the tokens `j` of the token's block, with
+    /// the walk's kernel `K`. Each layer's own, and as many as there are slots for. Ours.
     Leverage,
     /// Keys whose mean inner product with the keys of their block is not above 0, and the 25 tokens
     /// on each side of them: the authors' code, which finds them in the second layer and keeps them
@@ -71,9 +71,10 @@ impl Candidates {
     }
 
     /// Scores of [`AnchorRule::Leverage`], `[B, Hkv, n]`: `|K_ii| / Σ_j |K_ij|` over the tokens `j`
-    /// of the token's block, with the kernel of [`super::gram`]. It is 1 for a token that no other one of its block can stand for, and `1 / b` for
-    /// one of `b` alike. Values' products may be negative, and so may their sum be: absolute values
-    /// keep the share within 0 and 1. A row is divided by its largest exponential first.
+    /// of the token's block, with the kernel of [`super::gram`]. It is 1 for a token that no other
+    /// one of its block can stand for, and `1 / b` for one of `b` alike. Values' products may be
+    /// negative, and so may their sum be: absolute values keep the share within 0 and 1. A row is
+    /// divided by its largest exponential first.
     pub(super) fn leverage(&self, block: usize, centred: bool, offset: f32) -> Tensor<3> {
         let [batch, kv_heads, tokens, head_dim] = self.keys.dims();
         let total_kv_heads = batch * kv_heads;

@@ -12,8 +12,8 @@ pub enum SurvivorWeights {
     /// `2^T` after `T` rounds.
     #[default]
     Paper,
-    /// Weights by which the tokens that are left attend most nearly as all tokens do: `K w = K 1`
-    /// on the rows of the former. Ours.
+    /// Weights `w` of the kept tokens with `K w = K 1` on the kept tokens' rows, as nearly as the
+    /// ridge allows. The weighted kept tokens then stand for all tokens of their block. Ours.
     Fitted,
 }
 
@@ -132,7 +132,8 @@ impl Fit<'_> {
     }
 }
 
-/// Lists with `lead` places before them, up to a width; and which places have a token, `[1, width]`.
+/// Lists with `lead` places before them, up to a width; and which places have a token,
+/// `[1, width]`.
 fn filled(slots: Tensor<2, Int>, lead: usize, width: usize) -> (Tensor<2, Int>, Tensor<2>) {
     let [_, count] = slots.dims();
     let device = slots.device();

@@ -148,9 +148,8 @@ pub(super) fn candidates(
     }
     let policy = config.build(&candidates)?;
     let name = policy.name();
-    let evictor = policy.into_eviction_policy().ok_or_else(|| {
-        let reason = format!("`candidates` is `{name}`, expected a policy that scores tokens");
-        invalid(NAME, reason)
-    })?;
+    let reason = |expected| format!("`candidates` is `{name}`, expected {expected}");
+    let evictor =
+        policy.into_eviction_policy().map_err(|expected| invalid(NAME, reason(expected)))?;
     Ok(Some(evictor))
 }

@@ -82,8 +82,8 @@ struct Parts {
     vague: usize,
     /// Exact slots over the limit that leave together.
     over: usize,
-    /// How many of a prompt's tokens may take the room in which a block gathers, where the quantised
-    /// slots have no room for them.
+    /// How many of a prompt's tokens may take the room in which a block gathers, where the
+    /// quantised slots have no room for them.
     spare: usize,
 }
 
