@@ -46,6 +46,7 @@
 //! # }
 //! ```
 
+mod archive;
 mod attention;
 mod backend;
 mod balance;
@@ -61,6 +62,12 @@ mod slots;
 
 pub use crate::merge::merge_nearest::{MergingSlots, NearestOptions, StepScores, merge_nearest};
 pub use crate::merge::merge_slots::VOTES_RADIX;
+pub use archive::archive_slots::archive_slots;
+pub use archive::archived_attention::{ArchivedAttentionOptions, archived_attention};
+pub use archive::host_words::HostWords;
+pub use archive::pool::ArchivePool;
+pub use archive::signature_scores::signature_scores;
+pub use attention::continued::AttendedSlots;
 pub use attention::decode::{
     AttentionOutput, DecodeAttentionOptions, DecodeStrategy, SlotView, decode_attention,
 };
@@ -100,7 +107,7 @@ pub use merge::takes::{TAKES_ANY, TAKES_NONE, TAKES_SIMILAR};
 pub use quantized::pool::{QuantizedBits, QuantizedPool};
 pub use quantized::quantize_slots::quantize_slots;
 pub use quantized::quantized_attention::{
-    AttendedSlots, QuantizedAttentionOptions, QuantizedStrategy, quantized_attention,
+    QuantizedAttentionOptions, QuantizedStrategy, quantized_attention,
 };
 pub use select::argmin_slots::{Protected, argmin_slots};
 pub use select::labels::{RefreshRows, label_scores};

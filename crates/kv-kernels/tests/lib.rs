@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod add_probabilities;
+mod archive;
 mod argmin_slots;
 mod balance;
 mod cis_select;

@@ -66,6 +66,8 @@ fn recorded_steps_give_the_tokens_of_launched_ones() {
             (json!({"policy": "kvreviver", "vague": "quantized", "budget": 150}), 240),
             // Of shares of their prompts, rows move blocks at different steps.
             (json!({"policy": "kvreviver", "vague": "quantized", "budget": 0.6}), 100),
+            // Archived tokens that come back from host memory.
+            (json!({"policy": "kvreviver", "vague": "archive", "budget": 150}), 240),
             // What goes is merged.
             (json!({"policy": "keepkv", "evictor": "h2o", "budget": 64}), long),
             (json!({"policy": "keepkv", "budget": 64}), 60),
@@ -138,6 +140,7 @@ fn replayed_steps_allocate_nothing() {
             json!({"policy": "keepkv", "evictor": "h2o", "budget": 64}),
             json!({"policy": "kvreviver", "vague": "sketch", "budget": 64}),
             json!({"policy": "kvreviver", "vague": "quantized", "budget": 300}),
+            json!({"policy": "kvreviver", "vague": "archive", "budget": 300}),
             json!({"policy": "cis", "budget": 64}),
             json!({"policy": "r-kv", "budget": 64, "interval": 100}),
         ] {

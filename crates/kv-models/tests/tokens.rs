@@ -61,6 +61,7 @@ fn configs() -> Vec<Value> {
         json!({"policy": "kvreviver", "budget": 64}),
         json!({"policy": "kvreviver", "vague": "sketch", "budget": 64}),
         json!({"policy": "kvreviver", "vague": "sketch", "budget": 0.25}),
+        json!({"policy": "kvreviver", "vague": "archive", "budget": 0.25}),
         json!({"policy": "kvreviver", "budget": 0.25, "signed_keys": true}),
         json!({"policy": "kvreviver", "budget": 0.25, "replace_rate": null}),
         json!({"policy": "hshare", "budget": 0.25, "layers": 0.5}),

@@ -60,6 +60,6 @@ pub use sampling::{
     Uniform,
 };
 pub use sketch::{
-    KvReviver, KvReviverOptions, QuantizedHead, QuantizedReviver, QuantizedReviverOptions,
-    QuantizedTokens, Sketch, SketchHead, SketchOptions, SketchedOutput,
+    BlockReviver, BlockReviverOptions, KvReviver, KvReviverOptions, Sketch, SketchHead,
+    SketchOptions, SketchedOutput, VagueForm, VagueHead, VaguePool, VagueTokens,
 };

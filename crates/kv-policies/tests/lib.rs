@@ -5,6 +5,7 @@
 mod balanced_spans;
 mod balancekv;
 mod block_anchors;
+mod block_reviver;
 mod cam;
 mod cis;
 mod custom;
@@ -24,7 +25,7 @@ mod longflow;
 mod policies;
 mod psaw;
 mod pyramid_infer;
-mod quantized_reviver;
+
 mod read_subset;
 mod readme;
 mod refused;

@@ -2,10 +2,9 @@
 
 use burn::tensor::Tensor;
 use kv_core::{Budget, CacheOptions, LayerCache, Room, read_f32};
-use kv_kernels::QuantizedPool;
 use kv_policies::{
-    Attended, Eviction, LayerContext, Merge, POLICIES, Policy, QuantizedTokens, Result, Sketch,
-    StepPlan, StepUpdate, TokenSlot,
+    Attended, Eviction, LayerContext, Merge, POLICIES, Policy, Result, Sketch, StepPlan,
+    StepUpdate, TokenSlot, VagueTokens,
 };
 use kv_testing::{Numbers, devices};
 use serde_json::{Value, json};
@@ -29,6 +28,9 @@ pub(crate) fn all(budget: Value) -> Vec<Value> {
     }));
     configs.push(json!({"policy": "h2o", "budget": budget, "interval": 16}));
     configs.push(json!({"policy": "kvreviver", "vague": "sketch", "budget": budget}));
+    configs.push(json!({
+        "policy": "kvreviver", "vague": "archive", "revived": 16, "budget": budget,
+    }));
     configs.push(json!({"policy": "quest", "budget": budget, "dense_layers": 0}));
     configs.push(json!({
         "policy": "balancekv-augmented", "budget": budget, "anchors_by": "block-mean",
@@ -103,13 +105,12 @@ fn budgets_hold_in_prefill_and_decode() {
             // What a budget does not change keeps all tokens.
             let wider = run.prompt.compress(&*super::support::policy(wider), STEPS);
             let keeps_all = used(&cache) == used(&wider);
-            // Bytes of quantised slots are.
-            if let Some(vague) = cache.policy_state::<QuantizedTokens>() {
-                let (bits, own) = (vague.pool().bits, 4 * cache.head_dim());
-                let slot = QuantizedPool::slot_bytes(cache.head_dim(), bits) / own as f64;
-                let quantised: usize = vague.lengths().iter().sum();
-                let slots = used(&cache) as f64 + quantised as f64 * slot;
-                assert!(slots <= 4.0 * 80.0 && quantised > 0, "{context}: {slots}");
+            // Bytes of vague slots are.
+            if let Some(vague) = cache.policy_state::<VagueTokens>() {
+                let slot = vague.pool().form().slot_share(cache.head_dim());
+                let kept: usize = vague.lengths().iter().sum();
+                let slots = used(&cache) as f64 + kept as f64 * slot;
+                assert!(slots <= 4.0 * 80.0 && kept > 0, "{context}: {slots}");
                 continue;
             }
             // Entries of a sketch are a part of the budget.

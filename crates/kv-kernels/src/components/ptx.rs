@@ -213,3 +213,29 @@ pub(crate) fn take_raised(numbers: &[u32], at: usize) -> (u32, u32) {
     );
     (both.extract(1usize), both.extract(0usize))
 }
+
+/// Reads a word of memory outside of the device's, at `4 at` bytes from an address in two halves.
+#[cube]
+#[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
+pub(crate) fn read_far(low: u32, high: u32, at: u32) -> u32 {
+    let (low, high, at) = (low | 0u32, high | 0u32, at | 0u32);
+    let mut word = 0u32;
+    gpu_asm!(
+        "{{\n .reg .b64 from;\n mov.b64 from, {{{low}, {high}}};\n",
+        "mad.wide.u32 from, {at}, 4, from;\n ld.global.u32 {word}, [from];\n }}",
+        word = out(_) word, low = in(_) low, high = in(_) high, at = in(_) at
+    );
+    word
+}
+
+/// Writes a word of memory outside of the device's, at `4 at` bytes from an address in two halves.
+#[cube]
+#[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
+pub(crate) fn write_far(low: u32, high: u32, at: u32, word: u32) {
+    let (low, high, at, word) = (low | 0u32, high | 0u32, at | 0u32, word | 0u32);
+    gpu_asm!(
+        "{{\n .reg .b64 to;\n mov.b64 to, {{{low}, {high}}};\n",
+        "mad.wide.u32 to, {at}, 4, to;\n st.global.u32 [to], {word};\n }}",
+        low = in(_) low, high = in(_) high, at = in(_) at, word = in(_) word
+    );
+}

@@ -6,8 +6,8 @@
 mod kvreviver;
 
 pub use kvreviver::{
-    KvReviver, KvReviverOptions, QuantizedHead, QuantizedReviver, QuantizedReviverOptions,
-    QuantizedTokens, Sketch, SketchHead, SketchOptions, SketchedOutput,
+    BlockReviver, BlockReviverOptions, KvReviver, KvReviverOptions, Sketch, SketchHead,
+    SketchOptions, SketchedOutput, VagueForm, VagueHead, VaguePool, VagueTokens,
 };
 
 pub(crate) use kvreviver::VAGUE;

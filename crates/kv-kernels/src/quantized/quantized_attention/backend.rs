@@ -33,9 +33,10 @@ mod cpu {
     use burn_flex::FlexTensor;
 
     use super::QuantizedAttentionOps;
+    use crate::attention::continued::reference::State;
     use crate::backend::host_buffers::{dims, rounded, slice, wide};
     use crate::quantized::quantized_attention::args::QuantizedAttentionArgs;
-    use crate::quantized::quantized_attention::reference::{CodedSlots, State};
+    use crate::quantized::quantized_attention::reference::CodedSlots;
 
     impl QuantizedAttentionOps for Flex {
         fn quantized_attention(args: QuantizedAttentionArgs<Self>) -> (FlexTensor, FlexTensor) {

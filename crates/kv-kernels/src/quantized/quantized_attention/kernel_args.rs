@@ -62,12 +62,3 @@ impl QuantizedRanges {
         }
     }
 }
-
-/// The parts' sums.
-#[derive(CubeType, CubeLaunch)]
-pub(super) struct Parts {
-    /// Weighted values, `[B * Hkv, splits, G, D]`.
-    pub(super) values: Box<[f32]>,
-    /// Maxima and sums of weights, `[B * Hkv, splits, G, 2]`.
-    pub(super) stats: Box<[f32]>,
-}

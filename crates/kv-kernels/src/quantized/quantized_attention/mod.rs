@@ -16,8 +16,6 @@
 mod args;
 mod backend;
 #[cfg(feature = "gpu")]
-mod combine;
-#[cfg(feature = "gpu")]
 mod kernel_args;
 #[cfg(feature = "gpu")]
 mod launch;
@@ -33,6 +31,7 @@ use burn::tensor::{DType, Tensor};
 
 use super::layout::BLOCK;
 use super::pool::QuantizedPool;
+use crate::attention::continued::AttendedSlots;
 use crate::backend::check::Check;
 use crate::{KernelError, SlotRanges};
 use args::QuantizedAttentionArgs;
@@ -49,15 +48,6 @@ const MOST_QUERIES: usize = 1_024;
 const MOST_HEADS: usize = 16;
 /// The largest head dim, since each of 128 units sums four channels.
 const LARGEST_HEAD_DIM: usize = 512;
-
-/// The attention over other slots, which is continued.
-#[derive(Debug, Clone)]
-pub struct AttendedSlots {
-    /// `[B, Hq, D]`, in the query's dtype.
-    pub output: Tensor<3>,
-    /// `[B, Hq]`, f32.
-    pub log_sum_exp: Tensor<2>,
-}
 
 /// How [`quantized_attention`] attends.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -107,10 +97,7 @@ pub fn quantized_attention(
     check.shape("lengths", &ranges.lengths, &[batch, kv_heads])?;
     check.int("offsets", &ranges.offsets)?;
     check.int("lengths", &ranges.lengths)?;
-    check.shape("output", &attended.output, &[batch, query_heads, head_dim])?;
-    check.same_dtype("output", &attended.output, "the query's dtype", query.dtype())?;
-    check.shape("log_sum_exp", &attended.log_sum_exp, &[batch, query_heads])?;
-    check.f32("log_sum_exp", &attended.log_sum_exp)?;
+    attended.check(&check, query.dims(), query.dtype())?;
     if kv_heads == 0 || !query_heads.is_multiple_of(kv_heads) {
         return Err(check.unsupported(
             "query heads",

@@ -6,14 +6,15 @@
 //! 3. each unit sums four channels of the values, over some words of the round.
 //!
 //! Each cube leaves the maximum, the sum of weights and the weighted values of its part;
-//! `combine.rs` reduces the parts and the attention so far.
+//! [`crate::attention::continued`] reduces the parts and the attention so far.
 //!
 //! A code `c` is read as the number `1 + c / 2^bits`, and its factor is `2^bits` times as large.
 //! The product is then too large by the factor: the sum of all factors of a row is subtracted once.
 
 use cubecl::prelude::*;
 
-use super::kernel_args::{Blueprint, Parts, QuantizedRanges};
+use super::kernel_args::{Blueprint, QuantizedRanges};
+use crate::attention::continued::combine::Parts;
 use crate::components::sentinels::LOWEST_LOGIT;
 use crate::components::softmax::{larger, weight_of};
 use crate::quantized::layout::kernel::{fraction_of, minimum_of, step_of};

@@ -24,7 +24,8 @@ use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 use half::bf16;
 
-use super::kernel_args::{Blueprint, Parts, QuantizedRanges};
+use super::kernel_args::{Blueprint, QuantizedRanges};
+use crate::attention::continued::combine::Parts;
 use crate::components::sentinels::LOWEST_LOGIT;
 use crate::components::softmax::{larger, weight_of};
 use crate::quantized::layout::kernel::{fractions_of, minimum_of, step_of};

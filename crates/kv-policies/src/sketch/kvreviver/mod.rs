@@ -1,6 +1,6 @@
+mod blocks;
 mod parts;
 mod prompt;
-mod quantized;
 mod sketch;
 mod steps;
 
@@ -21,7 +21,7 @@ use crate::{
 use parts::{Parts, Shares, least};
 use prompt::{PromptScorer, candidates, exact_tokens};
 
-pub use quantized::{QuantizedHead, QuantizedReviver, QuantizedReviverOptions, QuantizedTokens};
+pub use blocks::{BlockReviver, BlockReviverOptions, VagueForm, VagueHead, VaguePool, VagueTokens};
 pub use sketch::{Sketch, SketchHead, SketchOptions};
 pub use steps::SketchedOutput;
 
@@ -181,15 +181,16 @@ impl KvReviver {
     pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
         match config.take(VAGUE) {
             None if OF_SKETCH.into_iter().any(|option| config.has(option)) => {}
-            None => return QuantizedReviver::from_config(config),
+            None => return BlockReviver::from_config(config, VagueForm::QUANTIZED),
             Some(Value::String(form)) if form == FORM => {}
-            Some(Value::String(form)) if form == quantized::FORM => {
-                return QuantizedReviver::from_config(config);
-            }
             // An earlier name of the sketch's share.
             Some(share @ Value::Number(_)) => config.set_default("sketch_share", share),
             Some(other) => {
-                let reason = format!("`vague` is {other}, expected \"quantized\" or \"sketch\"");
+                if let Some(form) = other.as_str().and_then(VagueForm::named) {
+                    return BlockReviver::from_config(config, form);
+                }
+                let forms = "\"quantized\", \"archive\" or \"sketch\"";
+                let reason = format!("`vague` is {other}, expected {forms}");
                 return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
             }
         }

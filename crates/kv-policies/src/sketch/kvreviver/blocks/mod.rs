@@ -1,30 +1,30 @@
-//! KVReviver with a quantised vague part, in place of the paper's sketch.
+//! KVReviver with a vague part in blocks of tokens, in place of the paper's sketch.
 
+mod form;
+mod pool;
 mod state;
 
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 use kv_core::{Budget, CacheOptions, LayerAllocation, LayerCache, Room, Selection};
-use kv_kernels::{
-    AttendedSlots, DecodeAttentionOptions, GroupReduction, QuantizedBits, QuantizedPool,
-    scatter_scalars,
-};
+use kv_kernels::{AttendedSlots, DecodeAttentionOptions, GroupReduction, scatter_scalars};
 use serde::{Deserialize, Serialize};
 
+use super::NAME;
 use super::prompt::{PromptScorer, candidates, exact_tokens};
-use super::{NAME, VAGUE};
 use crate::policy::config::{Config, config_of};
 use crate::{
     Capabilities, Composition, EvictionPolicy, LayerContext, Needs, Observation, Plan, Policy,
     PolicyError, Result, StepPlan,
 };
 
-pub use state::{QuantizedHead, QuantizedTokens};
+use pool::BLOCK;
 
-/// The value of `vague` that names this form.
-pub(super) const FORM: &str = "quantized";
-const BLOCK: usize = QuantizedPool::BLOCK;
+pub use form::VagueForm;
+pub use pool::VaguePool;
+pub use state::{VagueHead, VagueTokens};
+
 /// The fewest exact slots: a recent token and a candidate.
 const LEAST: usize = 2;
 
@@ -32,31 +32,38 @@ const LEAST: usize = 2;
 /// all tokens find room (docs/results/quality.md).
 const SCORER: &str = "snapkv";
 
-/// KVReviver with a quantised vague part (ours): tokens that leave the exact slots are kept in a
-/// few bits a number, and attention reads them so ([`kv_kernels::quantized_attention`]).
+/// KVReviver with a vague part in blocks (ours): tokens that leave the exact slots stand for
+/// themselves, in one of two forms ([`VagueForm`]).
+///
+/// * *Quantised*: a few bits of each number, which attention reads as they are
+///   ([`kv_kernels::quantized_attention`]).
+/// * *Archive*: whole tokens in host memory, and on the device a bit for each channel of their
+///   keys. At each step the bits choose a few tokens of each head, which attention reads from host
+///   memory exactly; the others stand as a mean for each block ([`kv_kernels::archived_attention`]).
 ///
 /// The paper's sketch cannot bring tokens back: at its own settings tens of tokens share each
 /// entry. In the bytes of the paper's budget there is room for two or three bits of each number of
-/// most tokens: a slot of 128 dimensions takes 19 % of a 16-bit slot.
+/// most tokens: of 128 dimensions a quantised slot takes 19 % of a 16-bit slot, an archived one 5 %
+/// of the device's memory.
 ///
-/// A head's budget `B`, in bytes of 16-bit slots, holds `E` exact slots and `V` quantised ones of
-/// `q` times the bytes: `E + q V ≤ B`. `E` is at least the share `exact` of `B`. All tokens are
-/// kept where they find room; else the tokens of the lowest scores are dropped. Exact slots hold
-/// the most recent tokens and the tokens of the highest scores. A prompt's scores are SnapKV's, or
-/// another policy's, or the attention that tokens have accumulated, as in the paper; every step
-/// then adds its attention. While decoding, each 64 exact slots over the limit go into the vague
-/// part as a block: the ones of the lowest scores that are not recent. A full vague part gives up
-/// its oldest block. Vague tokens have no scores, and do not become exact again.
+/// A head's budget `B`, in bytes of 16-bit slots of the device's memory, holds `E` exact slots and
+/// `V` vague ones of `q` times the bytes: `E + q V ≤ B`. `E` is at least the share `exact` of `B`.
+/// All tokens are kept where they find room; else the tokens of the lowest scores are dropped.
+/// Exact slots hold the most recent tokens and the tokens of the highest scores. A prompt's scores
+/// are SnapKV's, or another policy's, or the attention that tokens have accumulated, as in the
+/// paper; every step then adds its attention. While decoding, each 64 exact slots over the limit go
+/// into the vague part as a block: the ones of the lowest scores that are not recent. A full vague
+/// part gives up its oldest block. Vague tokens have no scores, and do not become exact again.
 #[derive(Debug, Clone)]
-pub struct QuantizedReviver {
-    options: QuantizedReviverOptions,
+pub struct BlockReviver {
+    options: BlockReviverOptions,
     scorer: PromptScorer,
 }
 
-/// The options of KVReviver with a quantised vague part.
+/// The options of KVReviver with a vague part in blocks.
+// `form` takes what is left, and refuses what it does not know.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct QuantizedReviverOptions {
+pub struct BlockReviverOptions {
     /// Slots per key-value head whose bytes, at 16 bits a number, all parts share.
     pub budget: Budget,
     /// How layers share the budget.
@@ -65,10 +72,9 @@ pub struct QuantizedReviverOptions {
     pub exact: f64,
     /// The share of the exact slots that the most recent tokens have.
     pub recent: f64,
-    /// Bits of a number of a quantised key.
-    pub key_bits: usize,
-    /// Bits of a number of a quantised value.
-    pub value_bits: usize,
+    /// The form of vague tokens, and its options.
+    #[serde(flatten)]
+    pub form: VagueForm,
 }
 
 /// The parts of one layer, of each of its head ranges.
@@ -78,18 +84,18 @@ struct Parts {
     limit: usize,
     /// The number of exact slots for the most recent tokens.
     recents: usize,
-    /// Quantised slots, whole blocks.
+    /// Vague slots, whole blocks.
     vague: usize,
     /// Exact slots over the limit that leave together.
     over: usize,
     /// How many of a prompt's tokens may take the room in which a block gathers, where the
-    /// quantised slots have no room for them.
+    /// vague slots have no room for them.
     spare: usize,
 }
 
 impl Parts {
     /// The exact slots of a prompt of `tokens` tokens: beside the usual ones, the tokens that whole
-    /// blocks of quantised slots leave, where there is room for all of them.
+    /// blocks of vague slots leave, where there is room for all of them.
     fn exact_of(self, tokens: usize) -> usize {
         let others = tokens.saturating_sub(self.limit);
         let left = others - (others / BLOCK * BLOCK).min(self.vague);
@@ -98,9 +104,9 @@ impl Parts {
     }
 }
 
-impl QuantizedReviverOptions {
-    /// The default options.
-    pub fn new(budget: Budget) -> Self {
+impl BlockReviverOptions {
+    /// The default options of a form.
+    pub fn new(budget: Budget, form: VagueForm) -> Self {
         Self {
             budget,
             layers: LayerAllocation::Uniform,
@@ -108,19 +114,8 @@ impl QuantizedReviverOptions {
             exact: 0.1,
             // As in the paper, where recent tokens and candidates have equal shares.
             recent: 0.5,
-            // Two bits are too few for some models' keys (docs/results/quality.md).
-            key_bits: 3,
-            value_bits: 2,
+            form,
         }
-    }
-
-    fn bits(&self) -> QuantizedBits {
-        QuantizedBits { keys: self.key_bits, values: self.value_bits }
-    }
-
-    /// The bytes of a quantised slot, as a share of the bytes of a 16-bit slot.
-    fn slot_share(&self, head_dim: usize) -> f64 {
-        QuantizedPool::slot_bytes(head_dim, self.bits()) / (4 * head_dim) as f64
     }
 
     /// The parts of `budget` slots (`B`) for up to `tokens` tokens (`T`) of `head_dim` numbers, of
@@ -143,7 +138,7 @@ impl QuantizedReviverOptions {
         new_tokens: usize,
         head_dim: usize,
     ) -> Parts {
-        let share = self.slot_share(head_dim);
+        let share = self.form.slot_share(head_dim);
         let parts = |limit: usize, vague: usize, over: usize| {
             let recents = ((limit as f64 * self.recent).round() as usize).clamp(1, limit - 1);
             // In less room than a block's there is room for the tokens to come alone.
@@ -179,15 +174,15 @@ impl QuantizedReviverOptions {
     }
 }
 
-impl QuantizedReviver {
+impl BlockReviver {
     /// `candidates` scores prompts in place of accumulated attention, as for
     /// [`super::KvReviver::new`]. A configuration without `candidates` takes SnapKV.
     ///
     /// # Errors
-    /// [`PolicyError::InvalidConfig`] for shares outside 0 to 1, bits outside 1 to 8, a budget of
-    /// fewer than two tokens, and for candidates whose heads choose together.
+    /// [`PolicyError::InvalidConfig`] for shares outside 0 to 1, options of a form outside their
+    /// ranges, a budget of fewer than two tokens, and for candidates whose heads choose together.
     pub fn new(
-        options: QuantizedReviverOptions,
+        options: BlockReviverOptions,
         candidates: Option<Arc<dyn EvictionPolicy>>,
     ) -> Result<Self> {
         let invalid = |reason: String| PolicyError::InvalidConfig { policy: NAME.into(), reason };
@@ -197,11 +192,7 @@ impl QuantizedReviver {
                 return Err(invalid(format!("`{name}` is {share}, expected above 0, up to 1")));
             }
         }
-        for (name, bits) in [("key_bits", options.key_bits), ("value_bits", options.value_bits)] {
-            if !(1..=8).contains(&bits) {
-                return Err(invalid(format!("`{name}` is {bits}, expected 1 to 8")));
-            }
-        }
+        options.form.check().map_err(invalid)?;
         if let Budget::Tokens(budget) = options.budget
             && budget < LEAST
         {
@@ -211,7 +202,7 @@ impl QuantizedReviver {
     }
 
     /// The options.
-    pub fn options(&self) -> &QuantizedReviverOptions {
+    pub fn options(&self) -> &BlockReviverOptions {
         &self.options
     }
 
@@ -233,24 +224,23 @@ impl QuantizedReviver {
         Ok(self.options.parts(budget, all, new_tokens, head_dim))
     }
 
-    /// The policy from its configuration.
-    pub(super) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
+    /// The policy from its configuration, of which `vague` was taken.
+    pub(super) fn from_config(config: &mut Config, form: VagueForm) -> Result<Arc<dyn Policy>> {
         let candidates = candidates(config, Some(SCORER))?;
-        let beside = "`candidates` with its own";
-        config.set_defaults_by("budget", QuantizedReviverOptions::new);
-        let options = config.take_beside::<QuantizedReviverOptions>(NAME, beside)?;
+        let beside = "`budget`, `layers`, `exact`, `recent` or `candidates` with its own";
+        config.set_defaults_by("budget", |budget| BlockReviverOptions::new(budget, form));
+        let options = config.take_beside::<BlockReviverOptions>(NAME, beside)?;
         Ok(Arc::new(Self::new(options, candidates)?))
     }
 }
 
-impl Policy for QuantizedReviver {
+impl Policy for BlockReviver {
     fn name(&self) -> &'static str {
         NAME
     }
 
     fn config(&self) -> serde_json::Value {
         let mut config = config_of(NAME, &self.options);
-        config[VAGUE] = FORM.into();
         self.scorer.write_into(&mut config);
         config
     }
@@ -296,12 +286,12 @@ impl Policy for QuantizedReviver {
 
     fn restore(&self, cache: &mut LayerCache) -> Result<()> {
         cache.prepare_leaving();
-        Ok(cache.restore_state::<QuantizedTokens>()?)
+        Ok(cache.restore_state::<VagueTokens>()?)
     }
 
     fn plan(&self, _layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
         // A step that moves a block into the vague part launches other kernels.
-        let moves = QuantizedTokens::of(cache)?.is_due(cache, 1);
+        let moves = VagueTokens::of(cache)?.is_due(cache, 1);
         Ok(StepPlan::attend_with(move |cache, query, step| {
             let options =
                 DecodeAttentionOptions { logits: true, log_sum_exp: true, ..Default::default() };
@@ -313,15 +303,15 @@ impl Policy for QuantizedReviver {
             };
             let logits = attention.logits.ok_or_else(|| missing("logits"))?;
             let AttendedSlots { output, log_sum_exp } =
-                QuantizedTokens::of(cache)?.attend(query, before)?;
+                VagueTokens::of(cache)?.attend(query, before)?;
             cache.add_probabilities(
-                QuantizedTokens::SCORES,
+                VagueTokens::SCORES,
                 logits,
                 log_sum_exp,
                 GroupReduction::Sum,
             )?;
             if moves {
-                QuantizedTokens::take_weakest(cache, &step.position)?;
+                VagueTokens::take_weakest(cache, &step.position)?;
             }
             Ok(output)
         })
@@ -348,7 +338,7 @@ impl Policy for QuantizedReviver {
         let selection = exact_tokens(observation, exact, [exact, parts.recents], scores.clone())?;
         let (keys, values) = (observation.keys, observation.values);
         let room = self.room(observation, new_tokens)?;
-        let device = options.device.clone();
+        let (device, dtype) = (options.device.clone(), options.dtype);
         let mut cache = LayerCache::from_prefill(
             keys,
             values,
@@ -357,25 +347,25 @@ impl Policy for QuantizedReviver {
             room,
             options,
         )?;
-        let head = QuantizedHead {
+        let head = VagueHead {
             blocks: parts.vague / BLOCK,
             limit: parts.limit,
             recents: parts.recents,
             over: parts.over,
         };
         cache.set_limits(vec![head.limit; batch * kv_heads])?;
-        let mut state = QuantizedTokens::new(
+        let mut state = VagueTokens::new(
             vec![head; batch * kv_heads],
             kv_heads,
             selection.lengths(),
             head_dim,
-            self.options.bits(),
-            &device,
+            self.options.form,
+            (dtype, &device),
         )?;
         state.fill(keys, values, &vague_tokens(scores.clone(), &selection, parts.vague)?)?;
         cache.insert_policy_state(state);
         cache.prepare_leaving();
-        cache.set_kept_track(QuantizedTokens::SCORES, scores.flatten(0, 1), &selection, 0.0)?;
+        cache.set_kept_track(VagueTokens::SCORES, scores.flatten(0, 1), &selection, 0.0)?;
         Ok(cache)
     }
 }
@@ -409,21 +399,29 @@ mod tests {
     /// tokens are kept where they find room.
     #[test]
     fn parts_take_no_more_than_the_budget() {
-        let options = QuantizedReviverOptions::new(Budget::Ratio(0.25));
+        let options = BlockReviverOptions::new(Budget::Ratio(0.25), VagueForm::QUANTIZED);
         for new_tokens in [10, 57, 200] {
             let parts = options.parts(512, 2_048, new_tokens, 64);
             assert_eq!(parts.exact_of(2_048) + parts.vague, 2_048, "{parts:?}");
         }
-        for (head_dim, bits) in [(64, [3, 2]), (128, [2, 2]), (16, [8, 8]), (2, [8, 8])] {
-            let [key_bits, value_bits] = bits;
+        let quantized =
+            |[key_bits, value_bits]: [usize; 2]| VagueForm::Quantized { key_bits, value_bits };
+        let forms = [
+            (64, quantized([3, 2])),
+            (128, quantized([2, 2])),
+            (16, quantized([8, 8])),
+            (2, quantized([8, 8])),
+            (64, VagueForm::ARCHIVE),
+            (128, VagueForm::ARCHIVE),
+            (2, VagueForm::ARCHIVE),
+        ];
+        for (head_dim, form) in forms {
             for exact in [0.1, 0.5, 1.0] {
-                let options = QuantizedReviverOptions {
-                    key_bits,
-                    value_bits,
+                let options = BlockReviverOptions {
                     exact,
-                    ..QuantizedReviverOptions::new(Budget::Ratio(0.25))
+                    ..BlockReviverOptions::new(Budget::Ratio(0.25), form)
                 };
-                let share = options.slot_share(head_dim);
+                let share = form.slot_share(head_dim);
                 for tokens in (3..3_000).step_by(7) {
                     for budget in [2, 5, tokens / 10, tokens / 4, tokens / 2, tokens - 1] {
                         for new_tokens in [0, 6, 63, 64, 500] {
@@ -434,7 +432,7 @@ mod tests {
                             let room = (limit + over).min(kept + new_tokens + 1).max(kept);
                             let taken = room as f64 + share * vague as f64;
                             let context = format!(
-                                "{head_dim} {bits:?} {exact}: {budget} of {tokens}, \
+                                "{head_dim} {form:?} {exact}: {budget} of {tokens}, \
                                  {new_tokens} more: {parts:?}, {kept} kept, {taken} taken"
                             );
                             assert!(limit >= LEAST && (1..limit).contains(&recents), "{context}");

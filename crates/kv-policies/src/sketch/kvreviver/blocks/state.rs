@@ -1,26 +1,20 @@
-//! The quantised tokens of a layer, and the steps that add to them.
+//! The vague tokens of a layer in blocks, and the steps that add to them.
 
-use std::collections::BTreeMap;
-
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::{
     Error, FullRange, Fullness, HostState, LayerCache, LoadState, PolicyState, Result, SavedState,
     Selection, StateBytes, StepLengths, expect_shape,
 };
-use kv_kernels::{
-    AttendedSlots, NO_SLOT, QuantizedAttentionOptions, QuantizedBits, QuantizedPool, SlotRanges,
-    assign_ints, quantize_slots, quantized_attention,
-};
+use kv_kernels::{AttendedSlots, NO_SLOT, SlotRanges, assign_ints};
 use serde::{Deserialize, Serialize};
 
-const BLOCK: usize = QuantizedPool::BLOCK;
-/// The names of a pool's tensors in files, in the order of [`QuantizedPool::tensors`].
-const TENSORS: [&str; 4] = ["key_codes", "key_scales", "value_codes", "value_scales"];
+use super::form::VagueForm;
+use super::pool::{BLOCK, VaguePool};
 
-/// The sizes of one head range's exact and quantised parts.
+/// The sizes of one head range's exact and vague parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct QuantizedHead {
-    /// Blocks of quantised slots that the range has room for; a range without any drops the slots
+pub struct VagueHead {
+    /// Blocks of vague slots that the range has room for; a range without any drops the slots
     /// that leave.
     pub blocks: usize,
     /// Slots that are kept exactly.
@@ -31,23 +25,23 @@ pub struct QuantizedHead {
     pub over: usize,
 }
 
-/// The quantised tokens of a layer, in whole blocks. A range with no free block overwrites its
+/// The vague tokens of a layer, in whole blocks. A range with no free block overwrites its
 /// oldest one.
 ///
 /// The device moves blocks by itself, so that the steps that do can be recorded. The host computes
 /// the same counts: every step appends one slot to each range, and a block moves when the range is
 /// full.
 #[derive(Debug)]
-pub struct QuantizedTokens {
-    pool: QuantizedPool,
-    heads: Vec<QuantizedHead>,
+pub struct VagueTokens {
+    pool: VaguePool,
+    heads: Vec<VagueHead>,
     kv_heads: usize,
     head_dim: usize,
     /// Each range at the time from which `appended` counts.
     start: Vec<Start>,
     /// Tokens that every sequence has seen since.
     appended: usize,
-    /// The quantised slots of each range.
+    /// The vague slots of each range.
     ranges: SlotRanges,
     on_device: DeviceHeads,
 }
@@ -76,55 +70,54 @@ struct DeviceHeads {
     written: Tensor<1, Int>,
 }
 
-impl QuantizedTokens {
+impl VagueTokens {
     /// The track of the attention that exact slots have accumulated.
     pub const SCORES: &'static str = "score";
 
-    /// Room for the quantised tokens of heads `[B * Hkv]` that have `exact` exact slots.
+    /// Room for the vague tokens of heads `[B * Hkv]` that have `exact` exact slots.
     ///
     /// # Errors
     /// [`Error::InvalidPlan`] for heads whose parts do not fit together.
     pub fn new(
-        heads: Vec<QuantizedHead>,
+        heads: Vec<VagueHead>,
         kv_heads: usize,
         exact: &[usize],
         head_dim: usize,
-        bits: QuantizedBits,
-        device: &Device,
+        form: VagueForm,
+        (dtype, device): (DType, &Device),
     ) -> Result<Self> {
         heads.iter().zip(exact).try_for_each(|(head, &exact)| head.check(exact))?;
         let blocks = heads.iter().map(|head| head.blocks).sum();
-        let pool = QuantizedPool::new(blocks, head_dim, bits, device);
+        let pool = form.pool(blocks, head_dim, dtype, device);
         let start = exact.iter().map(|&exact| Start { exact, written: 0 }).collect();
         Self::of_pool(pool, heads, kv_heads, head_dim, start)
     }
 
     fn of_pool(
-        pool: QuantizedPool,
-        heads: Vec<QuantizedHead>,
+        pool: VaguePool,
+        heads: Vec<VagueHead>,
         kv_heads: usize,
         head_dim: usize,
         start: Vec<Start>,
     ) -> Result<Self> {
-        let bounds = heads.iter().map(QuantizedHead::full).collect();
-        let fullness = Fullness::new(bounds, &pool.value_scales.device())?;
+        let bounds = heads.iter().map(VagueHead::full).collect();
+        let fullness = Fullness::new(bounds, &pool.device())?;
         Ok(Self::of_parts(pool, heads, kv_heads, head_dim, start, fullness))
     }
 
     fn of_parts(
-        pool: QuantizedPool,
-        heads: Vec<QuantizedHead>,
+        pool: VaguePool,
+        heads: Vec<VagueHead>,
         kv_heads: usize,
         head_dim: usize,
         start: Vec<Start>,
         fullness: Fullness,
     ) -> Self {
-        let device = pool.value_scales.device();
+        let device = pool.device();
         let first: Vec<usize> = first_blocks(&heads).collect();
         let offsets = first.iter().map(|first| first * BLOCK).collect();
-        let of = |value: fn(&QuantizedHead) -> usize| {
-            numbers(heads.iter().map(value).collect(), &device)
-        };
+        let of =
+            |value: fn(&VagueHead) -> usize| numbers(heads.iter().map(value).collect(), &device);
         let written: Vec<usize> = start.iter().map(|start| start.written).collect();
         let lengths = heads.iter().zip(&written).map(|(head, &written)| head.slots(written));
         let ranges = SlotRanges {
@@ -148,7 +141,7 @@ impl QuantizedTokens {
         ranges.map(|(head, start)| head.after(*start, self.appended)).collect()
     }
 
-    /// The quantised tokens of a cache.
+    /// The vague tokens of a cache.
     ///
     /// # Errors
     /// [`Error::InvalidPlan`] where it has none.
@@ -156,18 +149,18 @@ impl QuantizedTokens {
         cache.policy_state().ok_or_else(without)
     }
 
-    /// The number of quantised slots of each head range, `[B * Hkv]`.
+    /// The number of vague slots of each head range, `[B * Hkv]`.
     pub fn lengths(&self) -> Vec<usize> {
         let ranges = self.heads.iter().zip(self.now());
         ranges.map(|(head, now)| head.slots(now.written)).collect()
     }
 
-    /// The pool of quantised slots.
-    pub fn pool(&self) -> &QuantizedPool {
+    /// The pool of vague slots.
+    pub fn pool(&self) -> &VaguePool {
         &self.pool
     }
 
-    /// Quantises tokens of a prompt.
+    /// Keeps tokens of a prompt.
     ///
     /// # Shapes
     /// `keys`, `values` `[B, Hkv, T, D]`; `tokens` has equally many whole blocks of each
@@ -191,10 +184,10 @@ impl QuantizedTokens {
         let rows = |of: &Tensor<4>| of.clone().reshape([batch * kv_heads * prompt, head_dim]);
         // A list writes as many blocks as the longest one has.
         let count = tokens.lengths()[0];
-        expect_shape("quantised tokens", tokens.lengths(), &vec![count; self.heads.len()])?;
+        expect_shape("vague tokens", tokens.lengths(), &vec![count; self.heads.len()])?;
         let blocks = count / BLOCK;
         for head in &self.heads {
-            expect_shape("quantised blocks", &[blocks.min(head.blocks)], &[blocks])?;
+            expect_shape("vague blocks", &[blocks.min(head.blocks)], &[blocks])?;
         }
         self.write(rows(keys), rows(values), from, None)?;
         self.start.iter_mut().for_each(|start| start.written += blocks);
@@ -219,7 +212,7 @@ impl QuantizedTokens {
         let to = first.clone() + written.clone().remainder(room.clone());
         // −1 where nothing is written.
         let to = (to.add_scalar(1) * writes.clone()).sub_scalar(1);
-        quantize_slots(&mut self.pool, keys, values, from, to)?;
+        self.pool.write(keys, values, from, to)?;
         let more = written.clone() + writes.mul_scalar(blocks);
         assign_ints(written, more)?;
         let slots = written.clone().min_pair(room.clone()) * keeps.clone();
@@ -227,17 +220,16 @@ impl QuantizedTokens {
         Ok(assign_ints(&mut self.ranges.lengths, slots)?)
     }
 
-    /// Continues the attention over exact slots over the quantised ones.
+    /// Continues the attention over exact slots over the vague ones.
     ///
     /// # Errors
-    /// The errors of [`quantized_attention`].
+    /// [`Error::Kernel`].
     pub fn attend(&self, query: Tensor<3>, before: AttendedSlots) -> Result<AttendedSlots> {
         let longest = self.heads.iter().map(|head| head.blocks * BLOCK).max().unwrap_or_default();
         if longest == 0 {
             return Ok(before);
         }
-        let options = QuantizedAttentionOptions::new(longest);
-        Ok(quantized_attention(query, &self.pool, &self.ranges, before, options)?)
+        self.pool.attend(query, &self.ranges, before, longest)
     }
 
     /// Whether a step that appends `more` tokens moves a block of exact slots into the vague part.
@@ -251,7 +243,7 @@ impl QuantizedTokens {
     /// `[B]`.
     ///
     /// # Errors
-    /// [`Error::InvalidPlan`] without quantised tokens or scores, [`Error::Kernel`].
+    /// [`Error::InvalidPlan`] without vague tokens or scores, [`Error::Kernel`].
     pub(super) fn take_weakest(cache: &mut LayerCache, position: &Tensor<1, Int>) -> Result<()> {
         let mut state = cache.take_policy_state::<Self>().ok_or_else(without)?;
         let moved = state.take_weakest_of(cache, position);
@@ -284,7 +276,7 @@ impl QuantizedTokens {
     }
 }
 
-impl QuantizedHead {
+impl VagueHead {
     /// Refuses parts that do not fit together, and more exact slots than steps leave.
     fn check(&self, exact: usize) -> Result<()> {
         let most = i32::MAX as usize - BLOCK;
@@ -298,7 +290,7 @@ impl QuantizedHead {
             return Ok(());
         }
         let reason = format!("{exact} exact slots in a head of {self:?}");
-        Err(Error::InvalidPlan { what: "quantised tokens", reason })
+        Err(Error::InvalidPlan { what: "vague tokens", reason })
     }
 
     /// When slots leave the exact part, and how many.
@@ -317,14 +309,14 @@ impl QuantizedHead {
         Start { exact: exact - moved * leave, written }
     }
 
-    /// Quantised slots of a range that has written so many blocks.
+    /// Vague slots of a range that has written so many blocks.
     fn slots(&self, written: usize) -> usize {
         written.min(self.blocks) * BLOCK
     }
 }
 
 /// The first block of each head range.
-fn first_blocks(heads: &[QuantizedHead]) -> impl Iterator<Item = usize> + '_ {
+fn first_blocks(heads: &[VagueHead]) -> impl Iterator<Item = usize> + '_ {
     heads.iter().scan(0, |next, head| {
         let first = *next;
         *next += head.blocks;
@@ -356,70 +348,69 @@ fn grid(values: Vec<usize>, kv_heads: usize, device: &Device) -> Tensor<2, Int> 
     numbers(values, device).reshape([batch, kv_heads])
 }
 
+fn invalid(reason: String) -> Error {
+    Error::InvalidPlan { what: "vague tokens", reason }
+}
+
+fn unread(reason: String) -> Error {
+    Error::Read { what: "vague tokens", reason }
+}
+
 fn without() -> Error {
-    Error::InvalidPlan { what: "step", reason: "the cache has no quantised tokens".into() }
+    Error::InvalidPlan { what: "step", reason: "the cache has no vague tokens".into() }
 }
 
-/// A pool whose tensors `change` makes out of a pool's tensors.
-fn pool_by(
-    pool: &QuantizedPool,
-    change: impl Fn(Tensor<1, Int>) -> Tensor<1, Int>,
-) -> QuantizedPool {
-    QuantizedPool::of(pool.tensors(), pool.bits, |tensor| change(tensor.clone()))
-}
-
-/// The blocks of several pools, one after another.
-fn joined_pools(pools: &[&QuantizedPool]) -> QuantizedPool {
-    QuantizedPool::of([0, 1, 2, 3], pools[0].bits, |i| {
-        Tensor::cat(pools.iter().map(|pool| pool.tensors()[i].clone()).collect(), 0)
-    })
-}
-
-impl QuantizedTokens {
-    fn with_pool(&self, pool: QuantizedPool) -> Self {
-        let fullness = self.on_device.fullness.to_device(&pool.value_scales.device());
+impl VagueTokens {
+    fn with_pool(&self, pool: VaguePool) -> Self {
+        let fullness = self.on_device.fullness.to_device(&pool.device());
         let (heads, start) = (self.heads.clone(), self.now());
         Self::of_parts(pool, heads, self.kv_heads, self.head_dim, start, fullness)
     }
 
     fn concat(parts: &[&Self]) -> Result<Self> {
         let first = parts[0];
-        let shape = [first.kv_heads, first.head_dim, first.pool.bits.keys, first.pool.bits.values];
+        let (shape, form) = ([first.kv_heads, first.head_dim], first.pool.form());
         for part in parts {
-            let own = [part.kv_heads, part.head_dim, part.pool.bits.keys, part.pool.bits.values];
-            expect_shape("heads, head dim and bits of quantised tokens", &own, &shape)?;
+            expect_shape("vague tokens", &[part.kv_heads, part.head_dim], &shape)?;
+            let own = part.pool.form();
+            if own != form {
+                return Err(invalid(format!("{own:?} beside {form:?}, expected one form")));
+            }
         }
-        let heads: Vec<QuantizedHead> = parts.iter().flat_map(|part| part.heads.clone()).collect();
+        let heads: Vec<VagueHead> = parts.iter().flat_map(|part| part.heads.clone()).collect();
         let start = parts.iter().flat_map(|part| part.now()).collect();
         // A cache without blocks has one unused block.
         let own = |part: &Self| part.heads.iter().map(|head| head.blocks).sum::<usize>();
         let with: Vec<_> =
             parts.iter().filter(|part| own(part) > 0).map(|part| &part.pool).collect();
-        let pool = if with.is_empty() { first.pool.clone() } else { joined_pools(&with) };
+        let pool = match with.is_empty() {
+            true => first.pool.clone(),
+            false => VaguePool::concat(&with).map_err(unread)?,
+        };
         Self::of_pool(pool, heads, first.kv_heads, first.head_dim, start)
     }
 }
 
-/// The header of quantised tokens in a file.
+/// The header of vague tokens in a file.
 #[derive(Debug, Serialize, Deserialize)]
 struct Header {
-    heads: Vec<QuantizedHead>,
-    bits: [usize; 2],
+    heads: Vec<VagueHead>,
+    form: VagueForm,
     written: Vec<usize>,
 }
 
-impl PolicyState for QuantizedTokens {
+impl PolicyState for VagueTokens {
     fn name(&self) -> &'static str {
         Self::NAME
     }
 
     fn copied(&self) -> Option<Box<dyn PolicyState>> {
-        // A kernel that wrote through a shared tensor would write into both.
-        Some(Box::new(self.with_pool(pool_by(&self.pool, |own| own.add_scalar(0)))))
+        self.to_device(&self.pool.device())
     }
 
     fn to_device(&self, device: &Device) -> Option<Box<dyn PolicyState>> {
-        Some(Box::new(self.with_pool(pool_by(&self.pool, |own| own.to_device(device)))))
+        // Where a device fails, the copy has no vague tokens, and its next step says so.
+        Some(Box::new(self.with_pool(self.pool.copied(device).ok()?)))
     }
 
     fn joined(&self, others: &[&dyn PolicyState]) -> Result<Box<dyn PolicyState>> {
@@ -428,26 +419,22 @@ impl PolicyState for QuantizedTokens {
 
     fn to_host(&self) -> Result<Option<HostState>> {
         let _work = kv_kernels::device_work();
-        let failed = |reason: String| Error::Read { what: "quantised tokens", reason };
         let header = Header {
             heads: self.heads.clone(),
-            bits: [self.pool.bits.keys, self.pool.bits.values],
+            form: self.pool.form(),
             written: self.now().into_iter().map(|now| now.written).collect(),
         };
-        let header = serde_json::to_value(header).map_err(|error| failed(error.to_string()))?;
-        let tensors = TENSORS.into_iter().zip(self.pool.tensors()).map(|(name, tensor)| {
-            let data = tensor.clone().try_into_data();
-            Ok((name.to_string(), data.map_err(|error| failed(error.to_string()))?))
-        });
-        let tensors = tensors.collect::<Result<BTreeMap<_, _>>>()?;
+        let header = serde_json::to_value(header).map_err(|error| unread(error.to_string()))?;
+        let tensors = self.pool.to_data().map_err(unread)?;
         Ok(Some(HostState::Saved(SavedState::of::<Self>(header, tensors))))
     }
 
     fn bytes(&self, _cache: &LayerCache) -> StateBytes {
         // Offsets, lengths and what else the device knows of each range.
         let ranges = 7 * self.heads.len() * size_of::<i32>();
-        let device = self.pool.bytes() + ranges + self.on_device.fullness.bytes();
-        StateBytes { device, host: 0, scratch: 0 }
+        let [device, host] = self.pool.bytes();
+        let device = device + ranges + self.on_device.fullness.bytes();
+        StateBytes { device, host, scratch: 0 }
     }
 
     /// A step appends before a block moves.
@@ -471,7 +458,7 @@ impl PolicyState for QuantizedTokens {
     /// Counts from the cache's lengths on.
     fn slots_moved(&mut self, cache: &LayerCache) -> Result<()> {
         let lengths = cache.layout().lengths();
-        expect_shape("ranges of quantised tokens", &[lengths.len()], &[self.heads.len()])?;
+        expect_shape("ranges of vague tokens", &[lengths.len()], &[self.heads.len()])?;
         let now = self.now().into_iter().zip(lengths);
         self.start = now.map(|(now, &exact)| Start { exact, ..now }).collect();
         self.appended = 0;
@@ -480,7 +467,7 @@ impl PolicyState for QuantizedTokens {
 
     /// Counts all blocks as written, without contents.
     fn assume(&mut self, _tokens: usize) -> Result<()> {
-        let written = |head: &QuantizedHead, start: Start| Start { written: head.blocks, ..start };
+        let written = |head: &VagueHead, start: Start| Start { written: head.blocks, ..start };
         let ranges = self.heads.iter().zip(self.now());
         let start = ranges.map(|(head, now)| written(head, now)).collect();
         let (pool, heads) = (self.pool.clone(), self.heads.clone());
@@ -489,15 +476,14 @@ impl PolicyState for QuantizedTokens {
     }
 }
 
-impl LoadState for QuantizedTokens {
-    const NAME: &'static str = "quantized";
+impl LoadState for VagueTokens {
+    const NAME: &'static str = "vague";
 
     fn load(mut saved: SavedState, cache: &LayerCache, _seen: &[usize]) -> Result<Self> {
-        let invalid = |reason: String| Error::InvalidPlan { what: "quantised tokens", reason };
         let header = std::mem::take(&mut saved.header);
         let header: Header =
             serde_json::from_value(header).map_err(|error| invalid(error.to_string()))?;
-        let Header { heads, bits: [keys, values], written } = header;
+        let Header { heads, form, written } = header;
         let (ranges, head_dim) = (cache.layout().head_ranges(), cache.head_dim());
         if heads.len() != ranges || written.len() != ranges {
             let (heads, written) = (heads.len(), written.len());
@@ -505,9 +491,7 @@ impl LoadState for QuantizedTokens {
                 "{heads} heads and {written} counts of blocks, expected {ranges}"
             )));
         }
-        if ![keys, values].iter().all(|bits| (1..=8).contains(bits)) {
-            return Err(invalid(format!("{keys} and {values} bits, expected 1 to 8")));
-        }
+        form.check().map_err(invalid)?;
         if cache.track(Self::SCORES).is_none() || cache.log_weights().is_some() {
             let track = Self::SCORES;
             return Err(invalid(format!("slots with weights, or without the track `{track}`")));
@@ -521,16 +505,8 @@ impl LoadState for QuantizedTokens {
         let blocks = heads.iter().try_fold(0usize, |sum, head| sum.checked_add(head.blocks));
         let blocks = blocks.filter(|blocks| blocks.checked_mul(BLOCK * head_dim).is_some());
         let blocks = blocks.ok_or_else(|| invalid("blocks beyond counting".into()))?.max(1);
-        let device = &cache.options().device;
-        let bits = QuantizedBits { keys, values };
-        let lengths = QuantizedPool::lengths(blocks, head_dim, bits);
-        let mut data = Vec::new();
-        for (name, length) in TENSORS.into_iter().zip(lengths) {
-            data.push(saved.take(name, DType::I32, &[length])?);
-        }
-        let data = <[TensorData; 4]>::try_from(data).map_err(|_| without())?;
-        let pool =
-            QuantizedPool::of(data, bits, |data| Tensor::from_data(data, (device, DType::I32)));
+        let (device, dtype) = (&cache.options().device, cache.options().dtype);
+        let pool = VaguePool::load(&mut saved, form, blocks, head_dim, dtype, device)?;
         let lengths = cache.layout().lengths().iter().zip(written);
         let start = lengths.map(|(&exact, written)| Start { exact, written }).collect();
         Self::of_pool(pool, heads, cache.layout().kv_heads(), head_dim, start)

@@ -1,11 +1,11 @@
-//! KVReviver with a quantised vague part: against exact attention, in batches, across files, and
+//! KVReviver with a vague part in blocks, quantised or archived: against exact attention, in batches, across files, and
 //! where it refuses.
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::{KvCache, LayerCache, Origin, read_f32};
 use kv_kernels::QuantizedPool;
-use kv_policies::{QuantizedTokens, build};
-use kv_testing::{devices, relative_error};
+use kv_policies::{VagueTokens, build};
+use kv_testing::{TestDevice, devices, relative_error};
 use serde_json::{Value, json};
 
 use super::kvreviver::{DIM, Run, close, exact};
@@ -18,8 +18,12 @@ fn quantized(budget: Value, bits: usize) -> Value {
         "value_bits": bits})
 }
 
+fn archived(budget: Value, revived: usize) -> Value {
+    json!({"policy": "kvreviver", "vague": "archive", "budget": budget, "revived": revived})
+}
+
 fn vague(cache: &LayerCache) -> Vec<usize> {
-    QuantizedTokens::of(cache).unwrap().lengths()
+    VagueTokens::of(cache).unwrap().lengths()
 }
 
 /// With eight bits no token is lost, and attention differs from the full cache's by rounding
@@ -49,6 +53,34 @@ fn every_token_is_attended_to() {
         });
         let [eight, four, two] = errors;
         assert!(eight < 0.02 && eight < four && four < two, "{}: {errors:?}", tested.name);
+    }
+}
+
+/// Where all archived tokens come back, attention is the full cache's; with fewer it is further
+/// off.
+#[test]
+fn archived_tokens_come_back_exactly() {
+    for tested in devices() {
+        let run = Run::new(1, 2, 400, 150, &tested.device);
+        let full = policy(json!({"policy": "full"}));
+        let errors = [600, 100, 5].map(|revived| {
+            let reviver = policy(archived(json!(300), revived));
+            let mut cache = run.prompt.compress(&*reviver, run.steps());
+            let mut whole = run.prompt.compress(&*full, run.steps());
+            let mut worst = 0.0f64;
+            for index in 0..run.steps() {
+                let output = run.step(&*reviver, &mut cache, index);
+                let expected = run.step(&*full, &mut whole, index);
+                let expected: Vec<f64> = expected.iter().map(|x| f64::from(*x)).collect();
+                worst = worst.max(relative_error(&output, &expected));
+                let all = cache.layout().lengths()[0] + vague(&cache)[0];
+                assert_eq!(all, 400 + index + 1, "{} {revived}", tested.name);
+            }
+            assert!(vague(&cache)[0] >= 4 * BLOCK, "{revived}: {:?}", vague(&cache));
+            worst
+        });
+        let [all, many, few] = errors;
+        assert!(all < 1e-5 && all < many && many < few, "{}: {errors:?}", tested.name);
     }
 }
 
@@ -98,7 +130,7 @@ fn parts_fit_the_budget() {
         let run = Run::new(1, 1, tokens, steps, device);
         let reviver = policy(quantized(json!(share), 2));
         let cache = run.prompt.compress(&*reviver, steps);
-        let pool = QuantizedTokens::of(&cache).unwrap().pool().bytes();
+        let [pool, _] = VagueTokens::of(&cache).unwrap().pool().bytes();
         // Slots of f32 here; the budget counts 16 bits a number.
         let slots = cache.layout().capacities().iter().sum::<usize>() * DIM * 4;
         let budget = 2.0 * share * tokens as f64 * (DIM * 4) as f64;
@@ -132,80 +164,87 @@ fn small_budgets_hold_while_decoding() {
 #[test]
 fn rows_do_not_disturb_each_other() {
     for tested in devices() {
-        let reviver = policy(quantized(json!(0.5), 2));
-        let device = &tested.device;
-        let runs = [300, 500, 30].map(|tokens| Run::new(1, 2, tokens, 80, device));
-        let mut alone: Vec<LayerCache> =
-            runs.iter().map(|run| run.prompt.compress(&*reviver, 80)).collect();
-        let mut joined = LayerCache::concat(alone.clone()).unwrap();
-        for index in 0..80 {
-            let all = |of: fn(&Run) -> &Tensor<4>| {
-                Tensor::cat(runs.iter().map(|run| of(run).clone()).collect(), 0)
-            };
-            let mut together = step(
-                &all(|run| &run.query),
-                &all(|run| &run.keys),
-                &all(|run| &run.values),
-                index,
-                0,
-            );
-            let positions: Vec<i32> = runs.iter().map(|run| (run.tokens + index) as i32).collect();
-            together.position =
-                Tensor::<1, Int>::from_data(positions.as_slice(), (device, DType::I32));
-            let output = reviver.step(LAYER, &mut joined, together).unwrap();
-            let output = read_f32("output", output).unwrap();
-            let each: Vec<f32> = runs
-                .iter()
-                .zip(&mut alone)
-                .flat_map(|(run, cache)| run.step(&*reviver, cache, index))
-                .collect();
-            close(&format!("{} step {index}", tested.name), &output, &each);
-        }
-        let each: Vec<Vec<usize>> = alone.iter().flat_map(exact).collect();
-        assert_eq!(exact(&joined), each, "{}", tested.name);
-        let each: Vec<usize> = alone.iter().flat_map(vague).collect();
-        assert_eq!(vague(&joined), each, "{}", tested.name);
+        check_rows(&tested, quantized(json!(0.5), 2));
+        check_rows(&tested, archived(json!(0.5), 20));
     }
 }
 
-/// A saved cache goes on as it was, its quantised tokens included; so does a copy, and one that
+fn check_rows(tested: &TestDevice, config: Value) {
+    let reviver = policy(config);
+    let device = &tested.device;
+    let runs = [300, 500, 30].map(|tokens| Run::new(1, 2, tokens, 80, device));
+    let mut alone: Vec<LayerCache> =
+        runs.iter().map(|run| run.prompt.compress(&*reviver, 80)).collect();
+    let mut joined = LayerCache::concat(alone.clone()).unwrap();
+    for index in 0..80 {
+        let all = |of: fn(&Run) -> &Tensor<4>| {
+            Tensor::cat(runs.iter().map(|run| of(run).clone()).collect(), 0)
+        };
+        let mut together =
+            step(&all(|run| &run.query), &all(|run| &run.keys), &all(|run| &run.values), index, 0);
+        let positions: Vec<i32> = runs.iter().map(|run| (run.tokens + index) as i32).collect();
+        together.position = Tensor::<1, Int>::from_data(positions.as_slice(), (device, DType::I32));
+        let output = reviver.step(LAYER, &mut joined, together).unwrap();
+        let output = read_f32("output", output).unwrap();
+        let each: Vec<f32> = runs
+            .iter()
+            .zip(&mut alone)
+            .flat_map(|(run, cache)| run.step(&*reviver, cache, index))
+            .collect();
+        close(&format!("{} step {index}", tested.name), &output, &each);
+    }
+    let each: Vec<Vec<usize>> = alone.iter().flat_map(exact).collect();
+    assert_eq!(exact(&joined), each, "{}", tested.name);
+    let each: Vec<usize> = alone.iter().flat_map(vague).collect();
+    assert_eq!(vague(&joined), each, "{}", tested.name);
+}
+
+/// A saved cache goes on as it was, its vague tokens included; so does a copy, and one that
 /// was moved.
 #[test]
 fn files_copies_and_moves_go_on_identically() {
     for tested in devices() {
-        let reviver = policy(quantized(json!(0.5), 3));
-        let run = Run::new(2, 2, 300, 160, &tested.device);
-        let mut cache = run.prompt.compress(&*reviver, run.steps());
-        for index in 0..70 {
-            run.step(&*reviver, &mut cache, index);
-        }
-        let name = format!("quantized-{}-{}", std::process::id(), tested.name);
-        let folder = std::env::temp_dir().join(name);
-        let whole =
-            KvCache { layers: vec![cache.clone()], seen: vec![370; 2], origin: Origin::default() };
-        whole.save(&folder).unwrap();
-        let mut loaded = KvCache::load(&folder, &tested.device).unwrap().layers.remove(0);
-        std::fs::remove_file(&folder).unwrap();
-        reviver.restore(&mut loaded).unwrap();
-        let hosted = whole.clone().into_host().unwrap().into_device(&tested.device).unwrap();
-        let mut hosted = hosted.layers.into_iter().next().unwrap();
-        let mut moved = cache.clone().to_device(&tested.device);
-        assert_eq!(loaded.memory(), cache.memory());
-        for index in 70..160 {
-            let expected = run.step(&*reviver, &mut cache, index);
-            for other in [&mut loaded, &mut hosted, &mut moved] {
-                let output = run.step(&*reviver, other, index);
-                assert_eq!(output, expected, "{} step {index}", tested.name);
-            }
-        }
-        assert_eq!(vague(&loaded), vague(&cache));
+        check_files(&tested, quantized(json!(0.5), 3));
+        check_files(&tested, archived(json!(0.5), 20));
     }
+}
+
+fn check_files(tested: &TestDevice, config: Value) {
+    let reviver = policy(config);
+    let run = Run::new(2, 2, 300, 160, &tested.device);
+    let mut cache = run.prompt.compress(&*reviver, run.steps());
+    for index in 0..70 {
+        run.step(&*reviver, &mut cache, index);
+    }
+    let name = format!("quantized-{}-{}", std::process::id(), tested.name);
+    let folder = std::env::temp_dir().join(name);
+    let whole =
+        KvCache { layers: vec![cache.clone()], seen: vec![370; 2], origin: Origin::default() };
+    whole.save(&folder).unwrap();
+    let mut loaded = KvCache::load(&folder, &tested.device).unwrap().layers.remove(0);
+    std::fs::remove_file(&folder).unwrap();
+    reviver.restore(&mut loaded).unwrap();
+    let hosted = whole.clone().into_host().unwrap().into_device(&tested.device).unwrap();
+    let mut hosted = hosted.layers.into_iter().next().unwrap();
+    let mut moved = cache.clone().to_device(&tested.device);
+    assert_eq!(loaded.memory(), cache.memory());
+    for index in 70..160 {
+        let expected = run.step(&*reviver, &mut cache, index);
+        for other in [&mut loaded, &mut hosted, &mut moved] {
+            let output = run.step(&*reviver, other, index);
+            assert_eq!(output, expected, "{} step {index}", tested.name);
+        }
+    }
+    assert_eq!(vague(&loaded), vague(&cache));
 }
 
 #[test]
 fn forms_of_the_vague_part_are_chosen_by_name() {
     let form =
         |vague: Value| build(&json!({"policy": "kvreviver", "budget": 0.25, "vague": vague}));
+    let config = form(json!("archive")).unwrap().config();
+    assert_eq!((&config["vague"], &config["revived"]), (&json!("archive"), &json!(64)));
+    assert_eq!(build(&config).unwrap().config(), config);
     let config = form(json!("quantized")).unwrap().config();
     assert_eq!(config["vague"], "quantized");
     assert_eq!(build(&config).unwrap().config(), config);
@@ -236,6 +275,13 @@ fn forms_of_the_vague_part_are_chosen_by_name() {
     assert!(unknown.contains("fuzzy") && unknown.contains("quantized"), "{unknown}");
     let bits = refused(quantized(json!(0.25), 9));
     assert!(bits.contains("`key_bits` is 9, expected 1 to 8"), "{bits}");
+    let none = refused(archived(json!(0.25), 0));
+    assert!(none.contains("`revived` is 0, expected at least 1"), "{none}");
+    // Each form has options of its own.
+    let mut other = archived(json!(0.25), 8);
+    other["key_bits"] = json!(2);
+    let other = refused(other);
+    assert!(other.contains("unknown field `key_bits`") && other.contains("`revived`"), "{other}");
     let mut share = quantized(json!(0.25), 2);
     share["exact"] = json!(0.0);
     assert!(refused(share).contains("`exact` is 0"), "");

@@ -1,0 +1,84 @@
+//! The backend trait of `archived_attention`, and its implementations for CubeCL devices and the
+//! CPU.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, backend_extension};
+#[cfg(feature = "gpu")]
+use burn_cubecl::CubeBackend;
+
+use super::args::ArchivedAttentionArgs;
+
+#[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
+pub(crate) trait ArchivedAttentionOps: Backend {
+    /// Returns the output `[B, Hq, D]` and the log-sum-exp `[B, Hq]` over all slots.
+    fn archived_attention(
+        #[extension_type] args: ArchivedAttentionArgs<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+}
+
+#[cfg(feature = "gpu")]
+impl ArchivedAttentionOps for CubeBackend {
+    fn archived_attention(
+        args: ArchivedAttentionArgs<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        super::launch::run(args)
+    }
+}
+
+#[cfg(feature = "flex")]
+mod cpu {
+    //! The implementation for the CPU, which runs the reference.
+
+    use burn::backend::{DType, Flex};
+    use burn_flex::FlexTensor;
+
+    use super::ArchivedAttentionOps;
+    use crate::archive::archived_attention::args::ArchivedAttentionArgs;
+    use crate::archive::archived_attention::reference::ArchivedSlots;
+    use crate::attention::continued::reference::State;
+    use crate::backend::host_buffers::{dims, rounded, slice, wide};
+
+    impl ArchivedAttentionOps for Flex {
+        fn archived_attention(args: ArchivedAttentionArgs<Self>) -> (FlexTensor, FlexTensor) {
+            let [batch, query_heads, head_dim] = dims(&args.query);
+            let dtype = args.query.dtype();
+            let pool = args.pool;
+            let [rows, statistics, means] =
+                [pool.rows.tensor, pool.key_statistics, pool.value_means]
+                    .map(|tensor| tensor.to_contiguous());
+            let slots = ArchivedSlots {
+                rows: slice(&rows),
+                key_statistics: slice(&statistics),
+                value_means: slice(&means),
+                head_dim,
+                dtype,
+                scale: args.scale,
+            };
+            let (query, mut output) = (wide(&args.query), wide(&args.output));
+            let mut log_sum_exp = wide(&args.log_sum_exp);
+            let [_, most] = dims(&args.chosen);
+            let [offsets, lengths, chosen, counts] =
+                [args.offsets, args.lengths, args.chosen, args.counts]
+                    .map(|tensor| tensor.to_contiguous());
+            let (offsets, lengths) = (slice::<i32>(&offsets), slice::<i32>(&lengths));
+            let (chosen, counts) = (slice::<i32>(&chosen), slice::<i32>(&counts));
+            let group = log_sum_exp.len() / offsets.len();
+            let heads = query.chunks(head_dim).zip(output.chunks_mut(head_dim));
+            for (head, ((query, output), log_sum_exp)) in heads.zip(&mut log_sum_exp).enumerate() {
+                let range = head / group;
+                let first = offsets[range].max(0) as usize;
+                let length = lengths[range].max(0) as usize;
+                let own = &chosen[range * most..][..counts[range].max(0) as usize];
+                let mut state = State::of(output, *log_sum_exp);
+                slots.attend(query, first..first + length, own, &mut state);
+                let (own, sum) = state.finish();
+                output.copy_from_slice(&own);
+                *log_sum_exp = sum;
+            }
+            (
+                rounded(output, [batch, query_heads, head_dim], dtype),
+                rounded(log_sum_exp, [batch, query_heads], DType::F32),
+            )
+        }
+    }
+}

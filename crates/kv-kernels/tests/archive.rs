@@ -1,0 +1,331 @@
+//! Archived slots: rows that come back as they were, scores by signatures, and attention, beside
+//! loops in f64 over the definitions.
+
+use burn::tensor::{DType, Device, Int, Tensor};
+use half::{bf16, f16};
+use kv_kernels::{
+    ArchivePool, ArchivedAttentionOptions, AttendedSlots, HostWords, KernelError, SlotRanges,
+    archive_slots, archived_attention, signature_scores,
+};
+use kv_testing::{Numbers, TestDevice, devices, relative_error};
+
+const BLOCK: usize = ArchivePool::BLOCK;
+
+fn ints(values: &[i32], device: &Device) -> Tensor<1, Int> {
+    Tensor::from_data(values, (device, DType::I32))
+}
+
+fn rows(values: &[f32], head_dim: usize, dtype: DType, device: &Device) -> Tensor<2> {
+    let flat = Tensor::<1>::from_data(values, (device, DType::F32));
+    flat.reshape([values.len() / head_dim, head_dim]).cast(dtype)
+}
+
+fn rounded(numbers: Vec<f32>, dtype: DType) -> Vec<f32> {
+    let round = |number: f32| match dtype {
+        DType::BF16 => bf16::from_f32(number).to_f32(),
+        DType::F16 => f16::from_f32(number).to_f32(),
+        _ => number,
+    };
+    numbers.into_iter().map(round).collect()
+}
+
+/// The number of a half of a word, by the upper 16 bits of an f32.
+fn half_of(word: i32, upper: bool) -> f32 {
+    let word = word as u32;
+    f32::from_bits(if upper { word & 0xffff_0000 } else { word << 16 })
+}
+
+/// Ranges of archived slots, one behind the other, and their contents.
+struct Archived {
+    pool: ArchivePool,
+    ranges: SlotRanges,
+    /// Slots of each range.
+    lengths: Vec<usize>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    head_dim: usize,
+}
+
+/// Archives `blocks` blocks of each of a batch's key-value heads. A first write of other numbers is
+/// written over.
+fn archived(
+    device: &Device,
+    dtype: DType,
+    [batch, kv_heads, head_dim]: [usize; 3],
+    blocks: &[usize],
+) -> Archived {
+    let total: usize = blocks.iter().sum();
+    let slots = total * BLOCK;
+    let mut numbers = Numbers::new(total as u64);
+    let [mut keys, values] = [(); 2].map(|()| numbers.normal(slots * head_dim));
+    // As in models, a few channels of keys are large in all tokens.
+    keys.chunks_mut(head_dim).for_each(|row| row[1] = row[1] * 0.5 + 6.0);
+    let [keys, values] = [keys, values].map(|own| rounded(own, dtype));
+    let mut pool = ArchivePool::new(total, head_dim, dtype, device);
+    let order: Vec<i32> = (0..slots as i32).collect();
+    for (sign, first) in [(-1.0, 0), (1.0, 0)] {
+        let [keys, values] =
+            [&keys, &values].map(|own| rows(own, head_dim, dtype, device).mul_scalar(sign));
+        // Two lists of which the second is not written, and one that is.
+        let from = ints(&[order.clone(), order.clone()].concat(), device).reshape([2, slots]);
+        archive_slots(&mut pool, keys, values, from, ints(&[first, -1], device)).unwrap();
+    }
+    let lengths: Vec<usize> = blocks.iter().map(|count| count * BLOCK).collect();
+    let mut next = 0;
+    let offsets: Vec<i32> = lengths
+        .iter()
+        .map(|length| {
+            next += length;
+            (next - length) as i32
+        })
+        .collect();
+    let counts: Vec<i32> = lengths.iter().map(|length| *length as i32).collect();
+    let ranges = SlotRanges {
+        offsets: ints(&offsets, device).reshape([batch, kv_heads]),
+        lengths: ints(&counts, device).reshape([batch, kv_heads]),
+    };
+    Archived { pool, ranges, lengths, keys, values, head_dim }
+}
+
+impl Archived {
+    /// A slot's row of keys or values.
+    fn row<'a>(&self, of: &'a [f32], slot: usize) -> &'a [f32] {
+        &of[slot * self.head_dim..][..self.head_dim]
+    }
+
+    /// The first slot of a range.
+    fn first(&self, range: usize) -> usize {
+        self.lengths[..range].iter().sum()
+    }
+
+    /// The means of a block's rows of keys or values, by the upper 16 bits.
+    fn mean(&self, of: &[f32], block: usize) -> Vec<f64> {
+        (0..self.head_dim)
+            .map(|channel| {
+                let slots = block * BLOCK..(block + 1) * BLOCK;
+                let sum: f32 = slots.map(|slot| self.row(of, slot)[channel]).sum();
+                f64::from(half_of((sum / BLOCK as f32).to_bits() as i32, true))
+            })
+            .collect()
+    }
+
+    /// The estimated logit of a slot: in each channel the mean and, on its key's side of it, the
+    /// mean distance from it.
+    fn estimate(&self, query: &[f32], slot: usize) -> f64 {
+        let block = slot / BLOCK;
+        let means = self.mean(&self.keys, block);
+        let estimate = |channel: usize| {
+            let key = |slot| f64::from(self.row(&self.keys, slot)[channel]);
+            let slots = block * BLOCK..(block + 1) * BLOCK;
+            let distances: f64 = slots.map(|slot| (key(slot) - means[channel]).abs()).sum();
+            let spread = (distances / BLOCK as f64) as f32;
+            let spread = f64::from(half_of(spread.to_bits() as i32, true));
+            let side = if key(slot) > means[channel] { spread } else { -spread };
+            f64::from(query[channel]) * (means[channel] + side)
+        };
+        (0..self.head_dim).map(estimate).sum::<f64>() / (self.head_dim as f64).sqrt()
+    }
+}
+
+fn each_dtype(mut test: impl FnMut(&TestDevice, DType)) {
+    for tested in devices() {
+        tested.float_dtypes().into_iter().for_each(|dtype| test(&tested, dtype));
+    }
+}
+
+#[test]
+fn rows_and_statistics_are_those_of_the_slots() {
+    each_dtype(|tested, dtype| {
+        for head_dim in [64, 80, 128, 34] {
+            let archived = archived(&tested.device, dtype, [1, 2, head_dim], &[2, 3]);
+            let data = archived.pool.to_data().unwrap();
+            let [words, signatures, statistics, means] =
+                data.map(|data| data.try_into_vec::<i32>().unwrap());
+            let size = dtype.size();
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            let numbers: Vec<f32> = bytes
+                .chunks(size)
+                .map(|own| match dtype {
+                    DType::BF16 => bf16::from_le_bytes([own[0], own[1]]).to_f32(),
+                    DType::F16 => f16::from_le_bytes([own[0], own[1]]).to_f32(),
+                    _ => f32::from_le_bytes([own[0], own[1], own[2], own[3]]),
+                })
+                .collect();
+            let words = head_dim.div_ceil(32);
+            for (slot, row) in numbers.chunks(2 * head_dim).enumerate() {
+                let (block, at) = (slot / BLOCK, slot % BLOCK);
+                assert_eq!(row[..head_dim], *archived.row(&archived.keys, slot), "{}", tested.name);
+                assert_eq!(row[head_dim..], *archived.row(&archived.values, slot));
+                for channel in 0..head_dim {
+                    let word = statistics[block * head_dim + channel];
+                    let mean = half_of(word, false);
+                    let sign =
+                        signatures[(block * words + channel / 32) * BLOCK + at] >> (channel % 32);
+                    assert_eq!(sign & 1 == 1, row[channel] > mean, "{} {slot}", tested.name);
+                    let expected = archived.mean(&archived.keys, block)[channel];
+                    assert_eq!(f64::from(mean), expected, "{} {channel}", tested.name);
+                }
+                let value_means = archived.mean(&archived.values, block);
+                for (channel, expected) in value_means.into_iter().enumerate() {
+                    let word = means[block * head_dim.div_ceil(2) + channel / 2];
+                    assert_eq!(f64::from(half_of(word, channel % 2 == 1)), expected);
+                }
+            }
+        }
+    });
+}
+
+/// Scores are the logarithm of the sum of the heads' odds, by the estimated logits.
+#[test]
+fn scores_are_those_of_estimated_keys() {
+    each_dtype(|tested, dtype| {
+        for (kv_heads, group, head_dim) in [(2, 1, 64), (1, 4, 128), (2, 3, 80)] {
+            let device = &tested.device;
+            let blocks = [[1, 2], [3, 1]].concat()[..2 * kv_heads].to_vec();
+            let archived = archived(device, dtype, [2, kv_heads, head_dim], &blocks);
+            let heads = kv_heads * group;
+            let queries = rounded(Numbers::new(5).normal(2 * heads * head_dim), dtype);
+            let query = rows(&queries, head_dim, dtype, device).reshape([2, heads, head_dim]);
+            let sums: Vec<f32> = (0..2 * heads).map(|head| head as f32 * 0.3 - 1.0).collect();
+            let log_sums = Tensor::<1>::from_data(&sums[..], device).reshape([2, heads]);
+            let (pool, ranges) = (&archived.pool, &archived.ranges);
+            let scored = signature_scores(&query, pool, ranges, &log_sums, None, 192, 7).unwrap();
+            let scores = scored.scores.try_into_vec_as::<f32>().unwrap();
+            assert_eq!(scored.wanted.try_into_vec_as::<i32>().unwrap(), vec![7; 2 * kv_heads]);
+            for range in 0..2 * kv_heads {
+                for at in 0..archived.lengths[range] {
+                    let odds = (range * group..(range + 1) * group).map(|head| {
+                        let query = &queries[head * head_dim..][..head_dim];
+                        let logit = archived.estimate(query, archived.first(range) + at);
+                        (logit - f64::from(sums[head])).exp()
+                    });
+                    let (expected, found) = (odds.sum::<f64>().ln(), scores[range * 192 + at]);
+                    let off = (expected - f64::from(found)).abs();
+                    assert!(off < 2e-4, "{}: {expected} {found}", tested.name);
+                }
+            }
+        }
+    });
+}
+
+/// Attention to the chosen slots and to the blocks' means, beside loops in f64; with as many slots
+/// as there are, attention to all of them.
+#[test]
+fn attention_is_that_over_chosen_slots_and_means() {
+    each_dtype(|tested, dtype| {
+        for (kv_heads, group, head_dim) in [(2, 1, 64), (1, 4, 128), (2, 3, 80), (1, 8, 32)] {
+            for revived in [1, 10, 64, 1_000] {
+                check_attention(tested, dtype, [kv_heads, group, head_dim], revived);
+            }
+        }
+    });
+}
+
+fn check_attention(
+    tested: &TestDevice,
+    dtype: DType,
+    [kv_heads, group, head_dim]: [usize; 3],
+    revived: usize,
+) {
+    let device = &tested.device;
+    let blocks = [1, 0, 3, 2][..2 * kv_heads].to_vec();
+    let archived = archived(device, dtype, [2, kv_heads, head_dim], &blocks);
+    let heads = kv_heads * group;
+    let queries = rounded(Numbers::new(6).normal(2 * heads * head_dim), dtype);
+    let query = rows(&queries, head_dim, dtype, device).reshape([2, heads, head_dim]);
+    let before = AttendedSlots {
+        output: Tensor::full([2, heads, head_dim], 0.25, (device, dtype)),
+        log_sum_exp: Tensor::full([2, heads], 2.0, (device, DType::F32)),
+    };
+    let options = ArchivedAttentionOptions { scale: None, longest: 192, revived };
+    let (pool, ranges) = (&archived.pool, &archived.ranges);
+    let scored = signature_scores(&query, pool, ranges, &before.log_sum_exp, None, 192, 1).unwrap();
+    let scores = scored.scores.try_into_vec_as::<f32>().unwrap();
+    let found = archived_attention(query, pool, ranges, before, options).unwrap();
+    let output = found.output.cast(DType::F32).try_into_vec_as::<f32>().unwrap();
+    let log_sums = found.log_sum_exp.try_into_vec_as::<f32>().unwrap();
+    let (mut expected, mut expected_sums) = (Vec::new(), Vec::new());
+    for (head, query) in queries.chunks(head_dim).enumerate() {
+        let range = head / group;
+        let (first, length) = (archived.first(range), archived.lengths[range]);
+        let mut order: Vec<usize> = (0..length).collect();
+        order.sort_by(|a, b| scores[range * 192 + b].total_cmp(&scores[range * 192 + a]));
+        order.truncate(revived);
+        let wide = |row: &[f32]| row.iter().map(|x| f64::from(*x)).collect::<Vec<f64>>();
+        let logit = |key: &[f64]| {
+            let dot: f64 = query.iter().zip(key).map(|(q, k)| f64::from(*q) * k).sum();
+            dot / (head_dim as f64).sqrt()
+        };
+        // Logits and values of all terms, the first being the attention before.
+        let mut terms = vec![(2.0, vec![0.25; head_dim])];
+        for slot in order.iter().map(|at| first + at) {
+            let key = wide(archived.row(&archived.keys, slot));
+            terms.push((logit(&key), wide(archived.row(&archived.values, slot))));
+        }
+        for block in first / BLOCK..(first + length) / BLOCK {
+            let back = order.iter().filter(|at| (first + **at) / BLOCK == block).count();
+            if back < BLOCK {
+                let others = ((BLOCK - back) as f64).ln();
+                let key = archived.mean(&archived.keys, block);
+                terms.push((logit(&key) + others, archived.mean(&archived.values, block)));
+            }
+        }
+        let top = terms.iter().map(|term| term.0).fold(f64::MIN, f64::max);
+        let sum: f64 = terms.iter().map(|term| (term.0 - top).exp()).sum();
+        expected_sums.push(top + sum.ln());
+        let of = |channel: usize| {
+            terms.iter().map(|(x, value)| (x - top).exp() * value[channel]).sum::<f64>() / sum
+        };
+        expected.extend((0..head_dim).map(of));
+    }
+    let name = format!("{} {dtype:?} {kv_heads}x{group}x{head_dim}, {revived}", tested.name);
+    let most = match dtype {
+        DType::BF16 => 6e-3,
+        DType::F16 => 1e-3,
+        _ => 1e-5,
+    };
+    let error = relative_error(&output, &expected);
+    assert!(error < most, "{name}: {error}");
+    let error = relative_error(&log_sums, &expected_sums);
+    assert!(error < 1e-5, "{name}: log-sum-exp {error}");
+}
+
+#[test]
+fn words_come_back_from_host_memory() {
+    for tested in devices() {
+        let data = burn::tensor::TensorData::from([3i32, -7, 1 << 30]);
+        let words = HostWords::of(data.clone(), &tested.device);
+        assert_eq!(words.to_data().unwrap(), data);
+        assert_eq!(words.length(), 3);
+        // A GPU's own memory is none of the host's, unless its kernels reach the host's.
+        let host = matches!(tested.name, "cpu" | "cuda");
+        assert_eq!(words.are_in_host_memory(), host, "{}", tested.name);
+    }
+}
+
+#[test]
+fn calls_that_do_not_fit_are_refused() {
+    for tested in devices() {
+        let device = &tested.device;
+        let archived = archived(device, DType::F32, [1, 1, 64], &[1]);
+        let query = Tensor::<3>::zeros([1, 2, 64], (device, DType::F32));
+        let before = |heads: usize| AttendedSlots {
+            output: Tensor::zeros([1, 2, 64], (device, DType::F32)),
+            log_sum_exp: Tensor::zeros([1, heads], (device, DType::F32)),
+        };
+        let call = |heads, longest, revived| {
+            let options = ArchivedAttentionOptions { scale: None, longest, revived };
+            let (pool, ranges) = (&archived.pool, &archived.ranges);
+            archived_attention(query.clone(), pool, ranges, before(heads), options).unwrap_err()
+        };
+        assert!(matches!(call(3, 64, 8), KernelError::Shape { argument: "log_sum_exp", .. }));
+        assert!(matches!(call(2, 64, 0), KernelError::Unsupported { argument: "revived", .. }));
+        assert!(matches!(call(2, 0, 8), KernelError::Unsupported { argument: "longest", .. }));
+        let mut pool = ArchivePool::new(1, 64, DType::F32, device);
+        let keys = Tensor::<2>::zeros([64, 32], (device, DType::F32));
+        let from = Tensor::<2, Int>::zeros([1, 64], (device, DType::I32));
+        let to = ints(&[0], device);
+        let wrong = archive_slots(&mut pool, keys.clone(), keys, from, to).unwrap_err();
+        assert!(matches!(wrong, KernelError::Unsupported { .. }), "{wrong}");
+    }
+}
