@@ -35,7 +35,7 @@ pub(crate) fn interval(kind: Kind, interval: Interval) -> String {
         signed(format!("{:.decimals$}", share * 100.0))
     };
     match (interval, kind) {
-        (Interval::Around(half), Kind::Share) => format!("± {}", percent(half, 2.0 * half)),
+        (Interval::Around(half), Kind::Share) => format!("± {:.1}", half * 100.0),
         (Interval::Around(half), Kind::LogProb) => format!("± {half:.3}"),
         (Interval::Around(half), _) => format!("± {}", rounded(half, 2)),
         (Interval::Between(low, high), Kind::Share) => {

@@ -57,10 +57,10 @@ impl Estimate {
         let (own, full) = (samples(own, metric), samples(full, metric));
         let differences: Vec<f64> =
             own.iter().filter_map(|(key, own)| Some(own - full.get(key)?)).collect();
-        let mean = (!differences.is_empty()).then(|| (&differences).mean())?;
+        let mean = differences.iter().sum::<f64>() / differences.len() as f64;
         let mean = if metric == metric::PERPLEXITY { mean.exp() } else { mean };
         let interval = half_width(&differences).map(|half| around(mean, half, metric));
-        Some(Self { mean, interval })
+        (!differences.is_empty()).then_some(Self { mean, interval })
     }
 
     /// The lower and the upper end of the interval.
