@@ -12,7 +12,8 @@ const METRICS: [(&str, &str); 3] = [
 ];
 const MODES: [(Option<&str>, &str); 3] =
     [(None, ""), (Some(mode::AWARE), "\naware"), (Some(mode::AGNOSTIC), "\nagnostic")];
-const LEGEND: &str = "means over the differences of prompts; perplexity: over the full cache's";
+const LEGEND: &str = "policy less full cache, prompt by prompt; perplexity: policy over full \
+    cache, by position";
 
 /// A row a policy and budget, a column a metric and mode. `None` where no prompt or text ran under
 /// the full cache and another policy.

@@ -64,7 +64,10 @@ fn paint(canvas: &Canvas, panel: &Panel, x: &Axis, y: &Axis) -> anyhow::Result<(
     }
     // The full cache last, so that nothing covers it.
     let order = |full: bool| panel.series.iter().filter(move |s| s.policy.is_none() == full);
-    for series in order(false).chain(order(true)) {
+    // Error bars at one x stand side by side.
+    let step = (24.0 / panel.series.len() as f64).min(4.0);
+    let aside = |index: usize| step * (index as f64 - (panel.series.len() - 1) as f64 / 2.0);
+    for (index, series) in order(false).chain(order(true)).enumerate() {
         let color = Ink::of(series.policy).color();
         let place = |&(at, value): &(Option<f64>, Estimate)| {
             let (at, value) = (x.coordinate(at?)?, y.coordinate(value.mean)?);
@@ -76,12 +79,18 @@ fn paint(canvas: &Canvas, panel: &Panel, x: &Axis, y: &Axis) -> anyhow::Result<(
         };
         // Levels have theirs at the right end, beside the points.
         let error = |&(at, value): &(Option<f64>, Estimate)| {
-            let at = at.map_or(Some(x.high), |at| x.coordinate(at))?;
+            let (at, aside) = match at {
+                Some(at) => (x.coordinate(at)?, px(aside(index))),
+                None => (x.high, 0),
+            };
             y.coordinate(value.mean)?;
             // An end without a coordinate is below a logarithmic axis.
             let place = |end| y.coordinate(end).unwrap_or(y.low).clamp(y.low, y.high);
             let ends = value.ends()?.map(place);
-            Some(ends.map(|end| chart.plotting_area().map_coordinate(&(at, end))))
+            Some(ends.map(|end| {
+                let (x, y) = chart.plotting_area().map_coordinate(&(at, end));
+                (x + aside, y)
+            }))
         };
         for ends in series.points.iter().filter_map(error) {
             canvas.draw(&error_bar(ends, true, Ink::Error(series.policy)))?;
