@@ -1,5 +1,7 @@
 //! How numbers, budgets and names are written, in the terminal and in the report.
 
+use crate::interval::Interval;
+
 /// How the numbers of a metric are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -25,8 +27,33 @@ pub(crate) fn value(kind: Kind, value: f64) -> String {
     }
 }
 
+/// The interval of a metric's mean, as it stands behind the mean: `± 0.31`, or `(44–97)`.
+pub(crate) fn interval(kind: Kind, interval: Interval) -> String {
+    // Shares to whole per cents, and to a tenth where the interval is narrow.
+    let percent = |share: f64, width: f64| {
+        let decimals = usize::from(width < 0.1);
+        signed(format!("{:.decimals$}", share * 100.0))
+    };
+    match (interval, kind) {
+        (Interval::Around(half), Kind::Share) => format!("± {:.1}", half * 100.0),
+        (Interval::Around(half), Kind::LogProb) => format!("± {half:.3}"),
+        (Interval::Around(half), _) => format!("± {}", rounded(half, 2)),
+        (Interval::Between(low, high), Kind::Share) => {
+            format!("({}–{})", percent(low, high - low), percent(high, high - low))
+        }
+        (Interval::Between(low, high), _) => {
+            format!("({}–{})", significant(low), significant(high))
+        }
+    }
+}
+
 /// Three significant digits, whole numbers in full with their thousands apart.
 pub(crate) fn significant(value: f64) -> String {
+    rounded(value, 3)
+}
+
+/// Some significant digits, whole numbers in full with their thousands apart.
+fn rounded(value: f64, digits: i32) -> String {
     let size = value.abs();
     if size == 0.0 {
         "0".into()
@@ -36,10 +63,10 @@ pub(crate) fn significant(value: f64) -> String {
         whole(value)
     } else {
         // `round` first, so that 9.996 is "10.0" rather than "10.00".
-        let digits = (size.log10() + 1e-9).floor() as i32;
-        let rounded = (size * 10f64.powi(2 - digits)).round() / 10f64.powi(2 - digits);
-        let digits = (rounded.log10() + 1e-9).floor() as i32;
-        signed(format!("{value:.*}", (2 - digits).max(0) as usize))
+        let decimals = |size: f64| digits - 1 - (size.log10() + 1e-9).floor() as i32;
+        let scale = 10f64.powi(decimals(size));
+        let decimals = decimals((size * scale).round() / scale);
+        signed(format!("{value:.*}", decimals.max(0) as usize))
     }
 }
 

@@ -10,6 +10,7 @@ mod files;
 mod format;
 mod inputs;
 mod interrupt;
+mod interval;
 mod measure;
 mod merge_records;
 mod options;

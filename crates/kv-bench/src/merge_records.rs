@@ -72,7 +72,7 @@ fn setup(record: &Record) -> String {
 
 /// The metric and case of a record, whatever the prompts.
 fn measurement(record: &Record) -> String {
-    let case = Case { source: None, samples: None, ..record.case.clone() };
+    let case = Case { source: None, prompt: None, samples: None, ..record.case.clone() };
     format!("{} {:?}", setup(record), (&record.metric, case))
 }
 

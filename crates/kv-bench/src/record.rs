@@ -82,6 +82,9 @@ pub(crate) struct Case {
     /// Where the prompts or the text are from: a file's name, or `embedded`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) source: Option<String>,
+    /// The one prompt that was measured, by its name in the source.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt: Option<String>,
     /// The number of prompts, or of a text's tokens, that the number is a mean over.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) samples: Option<usize>,
@@ -116,6 +119,11 @@ impl Case {
     /// The case whose numbers are means over so many samples of a file.
     pub(crate) fn samples_of(self, source: &str, samples: usize) -> Self {
         Self { source: Some(source.into()), ..self.samples(samples) }
+    }
+
+    /// The case of one prompt of a file.
+    pub(crate) fn prompt_of(self, source: &str, prompt: &str) -> Self {
+        Self { prompt: Some(prompt.into()), ..self.samples_of(source, 1) }
     }
 }
 

@@ -4,10 +4,13 @@ use comfy_table::presets::UTF8_BORDERS_ONLY;
 use comfy_table::{Cell, CellAlignment};
 
 use crate::format::{self, Kind};
+use crate::interval::Estimate;
 use crate::record::is_full;
 
 /// Characters that a line of a table may have.
 const WIDTH: usize = 110;
+/// The legend of intervals.
+const INTERVALS: &str = "± and brackets: 95 % confidence interval of the mean";
 
 /// One row a case, one column a metric; the first key is the policy.
 #[derive(Clone, Debug, Default)]
@@ -43,7 +46,7 @@ pub(crate) struct Row {
     /// The texts of the key columns.
     pub(crate) keys: Vec<String>,
     /// The numbers.
-    pub(crate) cells: Vec<Option<f64>>,
+    pub(crate) cells: Vec<Option<Estimate>>,
 }
 
 /// Tables as lines of text.
@@ -66,10 +69,33 @@ impl Table {
         self
     }
 
+    /// Whether any number has an interval.
+    fn has_intervals(&self) -> bool {
+        let mut cells = self.rows.iter().flat_map(|row| &row.cells);
+        cells.any(|cell| cell.is_some_and(|number| number.interval.is_some()))
+    }
+
+    /// The lines that explain its columns and its intervals.
+    pub(crate) fn legend(&self) -> impl Iterator<Item = &str> {
+        let intervals = self.has_intervals().then_some(INTERVALS);
+        self.legend.iter().map(String::as_str).chain(intervals)
+    }
+
     /// The text of one number.
     pub(crate) fn text(&self, row: usize, column: usize) -> String {
         let kind = self.columns[column].kind;
-        self.rows[row].cells[column].map_or("–".into(), |value| format::value(kind, value))
+        self.rows[row].cells[column].map_or("–".into(), |number| format::value(kind, number.mean))
+    }
+
+    /// The text of one number's interval, if it has one.
+    pub(crate) fn interval(&self, row: usize, column: usize) -> Option<String> {
+        let interval = self.rows[row].cells[column]?.interval?;
+        Some(format::interval(self.columns[column].kind, interval))
+    }
+
+    fn text_with_interval(&self, row: usize, column: usize) -> String {
+        let interval = self.interval(row, column).map(|interval| format!(" {interval}"));
+        self.text(row, column) + &interval.unwrap_or_default()
     }
 
     /// Whether a policy's number is the best of its column among rows that differ only in the
@@ -82,7 +108,8 @@ impl Table {
             let keys = &self.rows[*other].keys;
             !is_full(&keys[0]) && keys[1..] == this.keys[1..]
         };
-        let number = |row: usize| self.rows[row].cells[column].filter(|value| value.is_finite());
+        let number =
+            |row: usize| Some(self.rows[row].cells[column]?.mean).filter(|v| v.is_finite());
         let rivals: Vec<(f64, usize)> = (0..self.rows.len())
             .filter(rival)
             .filter_map(|other| Some((number(other)?, other)))
@@ -100,7 +127,8 @@ impl Table {
     pub(crate) fn to_text(&self) -> String {
         let lines = |text: &str| text.lines().map(|l| l.chars().count()).max().unwrap_or(0);
         let column_width = |i: usize| {
-            let texts = (0..self.rows.len()).map(|row| self.text(row, i).chars().count());
+            let text = |row: usize| self.text_with_interval(row, i).chars().count();
+            let texts = (0..self.rows.len()).map(text);
             texts.max().unwrap_or(0).max(lines(&self.columns[i].head)) + 2
         };
         let key_width = |i: usize| {
@@ -126,7 +154,7 @@ impl Table {
         let chunks: Vec<String> = chunks.iter().map(|chunk| self.chunk(chunk)).collect();
         let above = [self.title.as_str(), &self.means_over];
         let above = above.into_iter().filter(|text| !text.is_empty());
-        let above: Vec<&str> = above.chain(self.legend.iter().map(String::as_str)).collect();
+        let above: Vec<&str> = above.chain(self.legend()).collect();
         format!("{}\n{}\n", above.join("\n"), chunks.join("\n"))
     }
 
@@ -151,7 +179,7 @@ impl Table {
                 .iter()
                 .enumerate()
                 .map(|(k, text)| key((k, if k == 0 && repeated { &blank } else { text })));
-            let numbers = columns.iter().map(|&c| right(self.text(i, c)));
+            let numbers = columns.iter().map(|&c| right(self.text_with_interval(i, c)));
             table.add_row(names.chain(numbers).collect::<Vec<_>>());
             previous = Some(row);
         }
@@ -200,6 +228,31 @@ mod tests {
         assert_eq!(best([4096.0, 1024.0, 2048.0, 2048.0]), [true, false, false]);
         // Both are shown as 1.00 MiB.
         assert_eq!(best([4e6, 1_048_576.0, 1_048_577.0, 4e6]), [false; 3]);
+    }
+
+    #[test]
+    fn intervals_stand_behind_their_means() {
+        let of = |policy: &str, metric: &str, values: [f64; 4]| {
+            let record = |(i, value): (usize, f64)| {
+                let record = record(policy, Some(0.5), metric, value);
+                test_records::of_prompt(record, &i.to_string())
+            };
+            values.into_iter().enumerate().map(record).collect::<Vec<_>>()
+        };
+        let records = [
+            of("a", metric::EXACT_MATCH, [1.0, 1.0, 1.0, 0.0]),
+            of("b", metric::EXACT_MATCH, [0.0, 0.0, 1.0, 0.0]),
+            of("a", metric::KL_DIVERGENCE, [0.1, 0.2, 0.3, 0.4]),
+        ];
+        let table = &tables(&records.concat(), false)[0];
+        let text = table.to_text();
+        for number in ["75.0 % (19–99)", "25.0 % (1–81)", "0.250 ± 0.21", INTERVALS] {
+            assert!(text.contains(number), "{number}: {text}");
+        }
+        // Means are compared, however they are written.
+        assert!(table.is_best(0, 0) && !table.is_best(1, 0));
+        let bare = tables(&[record("a", None, metric::LIVE_BYTES, 4.0)], false)[0].to_text();
+        assert!(!bare.contains(INTERVALS));
     }
 
     #[test]

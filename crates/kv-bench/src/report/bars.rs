@@ -4,8 +4,9 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};
 
 use super::axis::Axis;
-use super::svg::{self, Canvas, Ink, font, px};
+use super::svg::{self, Canvas, Ink, error_bar, font, px};
 use crate::format::{self, Kind};
+use crate::interval::Estimate;
 
 /// The bar of one policy.
 #[derive(Clone, Debug)]
@@ -15,7 +16,7 @@ pub(crate) struct Bar {
     /// The policy's name.
     pub(crate) name: String,
     /// The length of the bar; bars below zero go to the left of it.
-    pub(crate) value: f64,
+    pub(crate) value: Estimate,
     /// A second value, drawn pale behind it.
     pub(crate) behind: Option<f64>,
 }
@@ -84,16 +85,23 @@ fn paint(
             let ends = [(px(zero), px(top + 3.0)), (px(place(behind)), px(top + ROW - 3.0))];
             canvas.draw(&Rectangle::new(ends, color.mix(0.3).filled()))?;
         }
-        if bar.value.is_finite() {
-            canvas.draw(&area(bar.value, if bar.behind.is_some() { 6.0 } else { 4.0 }))?;
+        let value = bar.value.mean;
+        if value.is_finite() {
+            canvas.draw(&area(value, if bar.behind.is_some() { 6.0 } else { 4.0 }))?;
         }
         let middle = px(top + ROW / 2.0);
         let style = font(12.0, HPos::Right, VPos::Center);
         canvas.draw(&Text::new(bar.name.clone(), (px(left - 7.0), middle), style))?;
-        let longest = bar.behind.unwrap_or(bar.value).max(bar.value);
+        let ends = bar.value.ends().map(|ends| ends.map(|end| end.clamp(axis.low, axis.high)));
+        if let Some(ends) = ends {
+            let ends = ends.map(|end| (px(place(end)), middle));
+            canvas.draw(&error_bar(ends, false, Ink::Axis))?;
+        }
+        let longest = bar.behind.unwrap_or(value).max(value);
+        let longest = ends.map_or(longest, |[_, high]| longest.max(high));
         let end = if longest.is_finite() { place(longest).max(zero) } else { zero };
         let style = font(12.0, HPos::Left, VPos::Center);
-        let text = format::value(kind, bar.value);
+        let text = format::value(kind, value);
         canvas.draw(&Text::new(text, (px(end + 5.0), middle), style))?;
     }
     let ends = [(px(zero), px(TOP)), (px(zero), px(bottom))];
@@ -104,11 +112,36 @@ fn paint(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::interval::Interval;
+
+    #[test]
+    fn the_number_stands_behind_the_error_bar() {
+        let bar = |interval| {
+            let value = Estimate { mean: 0.5, interval };
+            let bar = Bar { policy: Some(0), name: "a".into(), value, behind: None };
+            let axis = Axis::from_zero(String::new(), Kind::Share, &[1.0]);
+            draw("", &[bar], &axis, Kind::Share, 560).unwrap()
+        };
+        let (bare, wide) = (bar(None), bar(Some(Interval::Between(0.25, 0.75))));
+        let lines = |svg: &str| svg.matches("<polyline").count();
+        assert_eq!(lines(&wide), lines(&bare) + 1);
+        let x = |svg: &str| -> i32 {
+            let (before, _) = svg.split_once("50.0 %").unwrap();
+            let (_, text) = before.rsplit_once("x=\"").unwrap();
+            text.split_once('"').unwrap().0.parse().unwrap()
+        };
+        assert!(x(&wide) > x(&bare) + 100, "{} and {}", x(&wide), x(&bare));
+    }
 
     #[test]
     fn bars_below_zero_go_left_of_it() {
         let values = [-1.0, 2.0];
-        let bar = |value| Bar { policy: Some(0), name: "a".into(), value, behind: None };
+        let bar = |value| Bar {
+            policy: Some(0),
+            name: "a".into(),
+            value: Estimate::from(value),
+            behind: None,
+        };
         let axis = Axis::round(String::new(), Kind::Plain, false, &values);
         let svg = draw("", &values.map(bar), &axis, Kind::Plain, 560).unwrap();
         let number = |text: &str, name: &str| -> i32 {

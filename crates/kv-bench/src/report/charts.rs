@@ -5,7 +5,8 @@ use super::bars::Bar;
 use super::figure::{Figure, Frame};
 use super::lines::{Panel, Series};
 use super::policies::Policies;
-use crate::format;
+use crate::format::{self, Kind};
+use crate::interval::Estimate;
 use crate::record::{Record, by_setup, group_by, metric, summary};
 
 /// Records and the metric of them that a figure shows.
@@ -118,7 +119,7 @@ impl Chart<'_> {
             name,
             points: group_by(records, of)
                 .into_iter()
-                .filter_map(|(x, records)| Some((x, summary(&records, self.metric)?)))
+                .filter_map(|(x, records)| Some((x, Estimate::of(&records, self.metric)?)))
                 .collect(),
         };
         let taken: Vec<_> = self.taken().collect();
@@ -152,7 +153,7 @@ impl Chart<'_> {
     /// A bar a policy.
     fn bars_of(&self, records: &[&Record]) -> Vec<Bar> {
         let bar = |(policy, _, records): (&str, Option<f64>, Vec<&Record>)| {
-            let value = summary(&records, self.metric)?;
+            let value = Estimate::of(&records, self.metric)?;
             let number = self.policies.number(policy);
             Some(Bar { policy: number, name: policy.into(), value, behind: None })
         };
@@ -160,10 +161,11 @@ impl Chart<'_> {
     }
 
     fn draw_bars(&self, frame: &Frame, panels: &[(String, Vec<Bar>)]) -> anyhow::Result<Figure> {
-        let bars = panels.iter().flat_map(|(_, bars)| bars);
-        let mut ends: Vec<f64> = bars.map(|bar| bar.value).collect();
+        let values = panels.iter().flat_map(|(_, bars)| bars).map(|bar| bar.value);
         let (label, kind) = (self.label.to_string(), metric::info(self.metric).kind);
-        let axis = if ends.iter().any(|end| *end < 0.0) {
+        let below = values.clone().any(|value| value.mean < 0.0);
+        let mut ends = shown(values, kind, false);
+        let axis = if below {
             ends.push(0.0);
             Axis::round(label, kind, false, &ends)
         } else {
@@ -195,7 +197,7 @@ impl Chart<'_> {
         let bar = |(policy, budget, records): (&str, Option<f64>, Vec<&Record>)| {
             let alike = |r: &&Record| r.policy == policy && r.budget == budget;
             let others: Vec<_> = others.iter().copied().filter(alike).collect();
-            let value = summary(&records, self.metric)?;
+            let value = Estimate::of(&records, self.metric)?;
             let number = self.policies.number(policy);
             let behind = summary(&others, behind);
             Some(Bar { policy: number, name: policy.into(), value, behind })
@@ -207,8 +209,9 @@ impl Chart<'_> {
             })
             .collect();
         let ends = panels.iter().flat_map(|(_, bars)| bars);
-        let ends: Vec<f64> = ends.flat_map(|bar| [bar.value, bar.behind.unwrap_or(0.0)]).collect();
+        let ends = ends.flat_map(|bar| [bar.value, bar.behind.unwrap_or(0.0).into()]);
         let kind = metric::info(self.metric).kind;
+        let ends = shown(ends, kind, false);
         let axis = Axis::from_zero(self.label.into(), kind, &ends);
         let case: Vec<String> = [("context length", chosen.0), ("batch", chosen.1)]
             .iter()
@@ -232,7 +235,7 @@ impl Chart<'_> {
             name: policy.into(),
             points: group_by(records, &x)
                 .into_iter()
-                .filter_map(|(x, records)| Some((x, summary(&records, self.metric)?)))
+                .filter_map(|(x, records)| Some((x, Estimate::of(&records, self.metric)?)))
                 .collect(),
         };
         policies.into_iter().map(line).collect()
@@ -244,8 +247,9 @@ impl Chart<'_> {
         mut panels: Vec<(Panel, Axis)>,
     ) -> anyhow::Result<Option<Figure>> {
         let series = panels.iter().flat_map(|(panel, _)| &panel.series);
-        let values: Vec<f64> = series.flat_map(|s| &s.points).map(|point| point.1).collect();
+        let points = series.flat_map(|series| &series.points);
         let info = metric::info(self.metric);
+        let values = shown(points.map(|point| point.1), info.kind, self.scale == Scale::Log);
         let label = self.label.to_string();
         let y = match self.scale {
             Scale::Fit => Axis::round(label, info.kind, false, &values),
@@ -253,7 +257,7 @@ impl Chart<'_> {
             Scale::Log => Axis::round(label + " (log scale)", info.kind, true, &values),
         };
         for (panel, _) in &mut panels {
-            panel.series.retain(|s| s.points.iter().any(|p| y.coordinate(p.1).is_some()));
+            panel.series.retain(|s| s.points.iter().any(|p| y.coordinate(p.1.mean).is_some()));
         }
         panels.retain(|(panel, _)| !panel.series.is_empty());
         if panels.is_empty() {
@@ -261,6 +265,24 @@ impl Chart<'_> {
         }
         frame.lines(&panels, &y, info.higher_is_better.unwrap_or(true)).map(Some)
     }
+}
+
+/// The values that an axis shows: the means, and the ends of their intervals. Error bars are cut
+/// off where they are further from the means than the means are from each other, and shares where
+/// they leave 0 to 1.
+fn shown(estimates: impl Iterator<Item = Estimate>, kind: Kind, log: bool) -> Vec<f64> {
+    let estimates: Vec<Estimate> = estimates.collect();
+    let place = |value: f64| if log { value.ln() } else { value };
+    let means = estimates.iter().map(|estimate| place(estimate.mean)).filter(|v| v.is_finite());
+    let (low, high) =
+        means.fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| (l.min(v), h.max(v)));
+    let span = (high - low).max(high.abs() / 2.0);
+    let near = |end: &f64| {
+        (low - span..=high + span).contains(&place(*end))
+            && (kind != Kind::Share || (0.0..=1.0).contains(end))
+    };
+    let ends = estimates.iter().filter_map(Estimate::ends).flatten().filter(near);
+    estimates.iter().map(|estimate| estimate.mean).chain(ends).collect()
 }
 
 /// The number that a policy's label gives an option, and the label with a blank in its place.

@@ -6,6 +6,12 @@ use super::lines::{self, Panel};
 use super::policies::key;
 use crate::format::{Kind, escape};
 
+/// What the captions of charts with error bars add.
+const ERRORS_OF_BARS: &str = " Error bars: 95 % confidence intervals.";
+// `style.css` hides them.
+const ERRORS_OF_LINES: &str = " Error bars: 95 % confidence intervals; where there are more than \
+    ten policies, only the full cache's and those of the policy whose key is pointed at.";
+
 /// A part of the page with a heading of its own.
 #[derive(Clone, Debug)]
 pub(crate) struct Figure {
@@ -29,14 +35,16 @@ pub(crate) struct Frame<'a> {
 }
 
 impl Frame<'_> {
-    /// The figure of some panels; the legend, if any, stands beside them.
-    pub(crate) fn around(&self, panels: &[String], legend: &str) -> Figure {
+    /// The figure of some panels; the legend, if any, stands beside them, and `more` behind the
+    /// caption.
+    fn around(&self, panels: &[String], legend: &str, more: &str) -> Figure {
         let count = if panels.len() == 1 { "one" } else { "many" };
         let html = format!(
             r#"<figure class="plots"><div class="panels {count}">{}</div>{legend}
-<figcaption>{}</figcaption></figure>"#,
+<figcaption>{}{}</figcaption></figure>"#,
             panels.concat(),
-            escape(self.caption)
+            escape(self.caption),
+            escape(more)
         );
         Figure { id: self.id.into(), title: self.title.into(), html }
     }
@@ -56,7 +64,11 @@ impl Frame<'_> {
             .iter()
             .map(|(panel, x)| lines::draw(panel, x, y, size))
             .collect::<anyhow::Result<_>>()?;
-        Ok(self.around(&images, &legend(panels, higher_is_better)))
+        let mut points =
+            panels.iter().flat_map(|(panel, _)| &panel.series).flat_map(|series| &series.points);
+        let errors = points.any(|point| point.1.interval.is_some());
+        let more = if errors { ERRORS_OF_LINES } else { "" };
+        Ok(self.around(&images, &legend(panels, higher_is_better), more))
     }
 
     /// A figure of bar charts with one axis.
@@ -74,7 +86,9 @@ impl Frame<'_> {
             .iter()
             .map(|(title, bars)| bars::draw(title, bars, axis, kind, width))
             .collect::<anyhow::Result<_>>()?;
-        Ok(self.around(&images, ""))
+        let mut bars = panels.iter().flat_map(|(_, bars)| bars);
+        let errors = bars.any(|bar| bar.value.interval.is_some());
+        Ok(self.around(&images, "", if errors { ERRORS_OF_BARS } else { "" }))
     }
 }
 
@@ -82,7 +96,7 @@ impl Frame<'_> {
 fn legend(panels: &[(Panel, Axis)], higher_is_better: bool) -> String {
     let mut entries: Vec<(Option<usize>, &str, Vec<f64>)> = Vec::new();
     for series in panels.iter().flat_map(|(panel, _)| &panel.series) {
-        let values = series.points.iter().map(|point| point.1).filter(|v| v.is_finite());
+        let values = series.points.iter().map(|point| point.1.mean).filter(|v| v.is_finite());
         match entries.iter_mut().find(|entry| entry.0 == series.policy) {
             Some(entry) => entry.2.extend(values),
             None => entries.push((series.policy, &series.name, values.collect())),

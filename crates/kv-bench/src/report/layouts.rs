@@ -1,8 +1,9 @@
 //! Which table each suite shows.
 
-use super::{samples, side_by_side};
+use super::{differences, samples, side_by_side};
 use crate::format;
-use crate::record::{Case, Record, by_setup, group_by, metric, mode, summary};
+use crate::interval::Estimate;
+use crate::record::{Case, Record, by_setup, group_by, metric, mode};
 use crate::table::{Column, Row, Table};
 
 /// A column that names a row beside the policy.
@@ -108,6 +109,7 @@ fn quality(records: &[&Record]) -> Vec<Table> {
         first.legend.push(OF_ANSWERS.into());
     }
     let mut tables = vec![first];
+    tables.extend(differences::table(records));
     tables.extend(side_by_side::tables(records));
 
     let matches = records.iter().copied().filter(|r| r.metric == metric::EXACT_MATCH);
@@ -247,7 +249,7 @@ fn kernels(records: &[&Record]) -> Vec<Table> {
             rows.iter().filter(move |((of, _), _)| of == case).map(|((case, policy), records)| {
                 Row {
                     keys: vec![policy.to_string(), case.to_string()],
-                    cells: metrics.iter().map(|metric| summary(records, metric)).collect(),
+                    cells: metrics.iter().map(|metric| Estimate::of(records, metric)).collect(),
                 }
             })
         });
@@ -309,7 +311,7 @@ fn build(title: String, records: &[&Record], keys: &[Key], picks: &[Pick]) -> Ta
     let row = |(keys, records): (Vec<String>, Vec<&Record>)| {
         let cell = |pick: &Pick| {
             let taken: Vec<_> = records.iter().copied().filter(|r| (pick.takes)(r)).collect();
-            summary(&taken, pick.metric)
+            Estimate::of(&taken, pick.metric)
         };
         Row { keys, cells: picks.iter().map(cell).collect() }
     };

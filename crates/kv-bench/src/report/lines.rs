@@ -4,7 +4,8 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};
 
 use super::axis::Axis;
-use super::svg::{self, Canvas, Ink, font, marker, px};
+use super::svg::{self, Canvas, Ink, error_bar, font, marker, px};
+use crate::interval::Estimate;
 
 /// The points of one policy.
 #[derive(Clone, Debug)]
@@ -15,7 +16,7 @@ pub(crate) struct Series {
     pub(crate) name: String,
     /// Its points by x. A point without an x holds everywhere, such as the full cache's at all
     /// budgets.
-    pub(crate) points: Vec<(Option<f64>, f64)>,
+    pub(crate) points: Vec<(Option<f64>, Estimate)>,
 }
 
 /// One chart.
@@ -32,7 +33,9 @@ pub(crate) struct Panel {
 /// # Errors
 /// If plotters cannot draw.
 pub(crate) fn draw(panel: &Panel, x: &Axis, y: &Axis, size: (u32, u32)) -> anyhow::Result<String> {
-    let inks: Vec<Ink> = panel.series.iter().map(|series| Ink::of(series.policy)).collect();
+    let policies = panel.series.iter().map(|series| series.policy);
+    let inks: Vec<Ink> =
+        policies.flat_map(|policy| [Ink::of(policy), Ink::Error(policy)]).collect();
     let label = format!("{} by {} {}", y.label, x.label, panel.title);
     svg::draw(size, &label, &inks, |canvas| paint(canvas, panel, x, y))
 }
@@ -61,16 +64,37 @@ fn paint(canvas: &Canvas, panel: &Panel, x: &Axis, y: &Axis) -> anyhow::Result<(
     }
     // The full cache last, so that nothing covers it.
     let order = |full: bool| panel.series.iter().filter(move |s| s.policy.is_none() == full);
-    for series in order(false).chain(order(true)) {
+    // Error bars at one x stand side by side.
+    let step = (24.0 / panel.series.len() as f64).min(4.0);
+    let aside = |index: usize| step * (index as f64 - (panel.series.len() - 1) as f64 / 2.0);
+    for (index, series) in order(false).chain(order(true)).enumerate() {
         let color = Ink::of(series.policy).color();
-        let place = |&(at, value): &(Option<f64>, f64)| {
-            let (at, value) = (x.coordinate(at?)?, y.coordinate(value)?);
+        let place = |&(at, value): &(Option<f64>, Estimate)| {
+            let (at, value) = (x.coordinate(at?)?, y.coordinate(value.mean)?);
             Some(chart.plotting_area().map_coordinate(&(at, value)))
         };
-        let level = |&(at, value): &(Option<f64>, f64)| match at {
-            None => y.coordinate(value),
+        let level = |&(at, value): &(Option<f64>, Estimate)| match at {
+            None => y.coordinate(value.mean),
             Some(_) => None,
         };
+        // Levels have theirs at the right end, beside the points.
+        let error = |&(at, value): &(Option<f64>, Estimate)| {
+            let (at, aside) = match at {
+                Some(at) => (x.coordinate(at)?, px(aside(index))),
+                None => (x.high, 0),
+            };
+            y.coordinate(value.mean)?;
+            // An end without a coordinate is below a logarithmic axis.
+            let place = |end| y.coordinate(end).unwrap_or(y.low).clamp(y.low, y.high);
+            let ends = value.ends()?.map(place);
+            Some(ends.map(|end| {
+                let (x, y) = chart.plotting_area().map_coordinate(&(at, end));
+                (x + aside, y)
+            }))
+        };
+        for ends in series.points.iter().filter_map(error) {
+            canvas.draw(&error_bar(ends, true, Ink::Error(series.policy)))?;
+        }
         for value in series.points.iter().filter_map(level) {
             let ends = [x.low, x.high];
             let line = ends.map(|at| chart.plotting_area().map_coordinate(&(at, value)));
@@ -88,4 +112,43 @@ fn paint(canvas: &Canvas, panel: &Panel, x: &Axis, y: &Axis) -> anyhow::Result<(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::Kind;
+    use crate::interval::Interval;
+
+    /// A point and a level have their error bars; one that is out of the axis ends with it.
+    #[test]
+    fn error_bars_span_the_interval() {
+        let point = |at, interval| (at, Estimate { mean: 0.5, interval });
+        let inner = Some(Interval::Between(0.25, 0.75));
+        let series = |policy, points| Series { policy, name: "a".into(), points };
+        let axis = || Axis::round(String::new(), Kind::Plain, false, &[0.0, 1.0]);
+        let draw = |points| {
+            let series = vec![series(Some(0), points), series(None, vec![point(None, inner)])];
+            draw(&Panel { title: String::new(), series }, &axis(), &axis(), (400, 400)).unwrap()
+        };
+        let heights = |svg: &str, class: &str| -> Vec<i32> {
+            let bars = svg.split("<polyline").filter(|line| line.contains(class));
+            let height = |line: &str| {
+                let (_, points) = line.split_once("points=\"").unwrap();
+                let points = points.split_once('"').unwrap().0.split_whitespace();
+                let ys =
+                    points.map(|point| point.split_once(',').unwrap().1.parse::<i32>().unwrap());
+                let ys: Vec<i32> = ys.collect();
+                ys.iter().max().unwrap() - ys.iter().min().unwrap()
+            };
+            bars.map(height).collect()
+        };
+        let policy = "\"s k0 c0 error line\"";
+        let svg = draw(vec![point(Some(0.2), inner), point(Some(0.8), None)]);
+        let [height] = heights(&svg, policy)[..] else { panic!("{svg}") };
+        assert_eq!(heights(&svg, "\"s full error line\""), [height]);
+        let svg = draw(vec![point(Some(0.2), Some(Interval::Around(9.0)))]);
+        let [cut] = heights(&svg, policy)[..] else { panic!("{svg}") };
+        assert!(cut > 2 * height && cut < 400 * 2, "{cut} and {height}");
+    }
 }

@@ -3,6 +3,7 @@
 mod axis;
 mod bars;
 mod charts;
+mod differences;
 mod figure;
 mod heatmap;
 pub(crate) mod layouts;

@@ -3,6 +3,7 @@
 use super::samples;
 use crate::families::{self, FAMILIES};
 use crate::format;
+use crate::interval::Estimate;
 use crate::record::{Record, by_setup, group_by, is_full, metric, mode, summary};
 use crate::table::{Column, Row, Table};
 
@@ -48,7 +49,9 @@ pub(crate) fn table(records: &[Record]) -> Option<Table> {
     let row = |family: &str, policy: &str, budget: Option<f64>, records: &[&Record]| {
         let cell = |(metric, mode, _): &(&str, Option<&str>, &str)| {
             let fits = |r: &&Record| mode.is_none() || r.case.mode.as_deref() == *mode;
-            summary(&records.iter().copied().filter(fits).collect::<Vec<_>>(), metric)
+            let taken: Vec<_> = records.iter().copied().filter(fits).collect();
+            // Without an interval, which would not count that the best were chosen by their means.
+            summary(&taken, metric).map(Estimate::from)
         };
         Row {
             keys: vec![family.into(), policy.into(), format::budget(budget)],

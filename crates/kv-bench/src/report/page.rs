@@ -140,7 +140,7 @@ fn means_over(table: &Table) -> String {
 }
 
 fn legend(table: &Table) -> String {
-    table.legend.iter().map(|line| format!("<br>{}", escape(line))).collect()
+    table.legend().map(|line| format!("<br>{}", escape(line))).collect()
 }
 
 fn rows_html(table: &Table, policies: &Policies) -> String {
@@ -170,11 +170,10 @@ fn rows_html(table: &Table, policies: &Policies) -> String {
             for column in 0..table.columns.len() {
                 let text = escape(&table.text(first + i, column));
                 let best = table.is_best(first + i, column);
-                bodies += &if best {
-                    format!("<td><b>{text}</b></td>")
-                } else {
-                    format!("<td>{text}</td>")
-                };
+                let text = if best { format!("<b>{text}</b>") } else { text };
+                let interval = table.interval(first + i, column);
+                let interval = interval.map(|text| format!(" <small>{text}</small>"));
+                bodies += &format!("<td>{text}{}</td>", interval.unwrap_or_default());
             }
             bodies += "</tr>";
         }

@@ -30,7 +30,8 @@ impl Policies {
         let rule = |i: usize| {
             format!(
                 "figure:has(.key.k{i}:hover) svg .s:not(.k{i}){{opacity:.12}}\
-                 figure:has(.key.k{i}:hover) svg .k{i}.line{{stroke-width:7}}\n"
+                 figure:has(.key.k{i}:hover) svg .k{i}.line:not(.error){{stroke-width:7}}\
+                 figure:has(.key.k{i}:hover) svg .s.k{i}.error{{opacity:1}}\n"
             )
         };
         (0..self.len()).map(rule).collect()

@@ -1,5 +1,7 @@
 //! The samples that numbers are means over, in words.
 
+use std::collections::BTreeSet;
+
 use crate::prompts::{EMBEDDED, EMBEDDED_FOR};
 use crate::record::{Record, by_setup, group_by, metric};
 
@@ -38,7 +40,11 @@ pub(crate) fn count(records: &[&Record]) -> Option<String> {
     let mut counts = Vec::new();
     for (.., records) in by_setup(records) {
         for (_, records) in group_by(records, |r| (r.case.mode.as_deref(), r.case.layer)) {
-            counts.push(records.iter().map(|r| r.case.samples).sum::<Option<usize>>()?);
+            let sum = records.iter().map(|r| r.case.samples).sum::<Option<usize>>()?;
+            // A prompt counts once, whatever its questions.
+            let name = |r: &&Record| Some((r.case.source.clone(), r.case.prompt.clone()?));
+            let names: Option<BTreeSet<_>> = records.iter().map(name).collect();
+            counts.push(names.map_or(sum, |names| names.len()));
         }
     }
     let (low, high) = (counts.iter().min()?, counts.iter().max()?);
@@ -93,6 +99,9 @@ mod tests {
         records.iter_mut().for_each(|r| r.case.source = Some("a.jsonl".into()));
         records.push(of("a", mode::AWARE, "b.jsonl"));
         assert_eq!(text(&records), "2 to 3 prompts of a.jsonl and b.jsonl");
+        // Two questions of one prompt.
+        records.iter_mut().for_each(|r| r.case.prompt = Some("1".into()));
+        assert_eq!(text(&records[..2]), "1 prompt of a.jsonl");
         records[0].case.samples = None;
         assert_eq!(text(&records), "");
     }

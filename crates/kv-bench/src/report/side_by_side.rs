@@ -4,8 +4,9 @@ use kv_policies::KeepKv;
 
 use crate::families;
 use crate::format;
+use crate::interval::Estimate;
 use crate::policy_runs::inner_label;
-use crate::record::{Record, group_by, is_full, metric, summary};
+use crate::record::{Record, group_by, is_full, metric};
 use crate::table::{Column, Row, Table};
 
 const METRICS: [&str; 5] = [
@@ -65,7 +66,7 @@ fn table(
         let of = |r: &&Record| {
             Some(r.policy.as_str()) == policy && (r.budget == Some(budget) || is_full(&r.policy))
         };
-        summary(&records.iter().copied().filter(of).collect::<Vec<_>>(), metric)
+        Estimate::of(&records.iter().copied().filter(of).collect::<Vec<_>>(), metric)
     };
     let row = |&(policy, around): &(&str, Option<&str>)| {
         let cells = budgets.iter().flat_map(|&b| [cell(Some(policy), b), cell(around, b)]);
@@ -116,7 +117,8 @@ mod tests {
             .rows
             .iter()
             .map(|row| {
-                let cells = row.cells.iter().map(|cell| cell.map(|value| value.round() as i64));
+                let cells =
+                    row.cells.iter().map(|cell| cell.map(|number| number.mean.round() as i64));
                 (row.keys[0].as_str(), cells.collect())
             })
             .collect();

@@ -29,6 +29,8 @@ pub(crate) enum Ink {
     Full,
     /// The policy with this number, in the order of first sight.
     Policy(usize),
+    /// Error bars of the policy with this number, `None` being the full cache.
+    Error(Option<usize>),
 }
 
 impl Ink {
@@ -45,6 +47,8 @@ impl Ink {
             Self::Grid => RGBColor(1, 0, 2),
             Self::Full => RGBColor(1, 0, 3),
             Self::Policy(i) => RGBColor(2, (i / 256 % 256) as u8, (i % 256) as u8),
+            Self::Error(None) => RGBColor(1, 0, 4),
+            Self::Error(Some(i)) => RGBColor(3, (i / 256 % 256) as u8, (i % 256) as u8),
         }
     }
 
@@ -56,6 +60,7 @@ impl Ink {
             Self::Grid => "grid".into(),
             Self::Full => "s full".into(),
             Self::Policy(i) => format!("s k{i} c{}", i % PALETTE),
+            Self::Error(policy) => format!("{} error", Self::of(policy).class()),
         }
     }
 }
@@ -109,6 +114,19 @@ pub(crate) fn draw(
         escape(label)
     );
     Ok(head + body)
+}
+
+/// An error bar with caps from one point to another, both on a vertical or a horizontal line.
+pub(crate) fn error_bar(
+    [from, to]: [(i32, i32); 2],
+    vertical: bool,
+    ink: Ink,
+) -> PathElement<(i32, i32)> {
+    let cap = px(3.0);
+    let (dx, dy) = if vertical { (cap, 0) } else { (0, cap) };
+    let ends = |(x, y): (i32, i32)| [(x - dx, y - dy), (x + dx, y + dy)];
+    let ([a, b], [c, d]) = (ends(from), ends(to));
+    PathElement::new([a, b, from, to, c, d], ink.color().stroke_width(px(1.25) as u32))
 }
 
 /// The corners of a policy's marker around a point: the shape tells policies apart where their

@@ -40,6 +40,12 @@ pub(crate) fn record(policy: &str, budget: Option<f64>, metric: &str, value: f64
     }
 }
 
+/// The record as one of a prompt of that name.
+pub(crate) fn of_prompt(record: Record, name: &str) -> Record {
+    let case = record.case.clone().prompt_of("embedded", name);
+    Record { case, ..record }
+}
+
 /// Records of all suites.
 pub(crate) fn records() -> Vec<Record> {
     let mut records = Vec::new();
@@ -88,10 +94,9 @@ fn quality(push: &mut impl FnMut(&str, &Case, &str, f64), loss: f64, share: f64)
                         length: Some(length),
                         depth: Some(depth),
                         mode: Some(mode.into()),
-                        source: Some("embedded".into()),
-                        samples: Some(1),
                         ..Case::default()
                     };
+                    let case = case.prompt_of("embedded", &format!("{task} {length} {depth}"));
                     push("quality", &case, metric::EXACT_MATCH, (right * 20.0).round() / 20.0);
                     push("quality", &case, metric::ANSWER_LOGPROB, -0.05 - 5.0 * loss * hard);
                     push("quality", &case, metric::KL_DIVERGENCE, 3.0 * loss * hard);

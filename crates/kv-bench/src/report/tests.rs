@@ -41,6 +41,29 @@ fn every_section_has_one_figure() {
 }
 
 #[test]
+fn tables_and_charts_show_intervals() {
+    let of = |policy: &str, budget, values: [f64; 3]| {
+        let record = move |(i, value): (usize, f64)| {
+            let record = record(policy, budget, metric::ANSWER_LOGPROB, value);
+            test_records::of_prompt(record, &i.to_string())
+        };
+        values.into_iter().enumerate().map(record).collect::<Vec<_>>()
+    };
+    let half = of("a", Some(0.5), [-1.0, -2.0, -3.0]);
+    let mut records = [half.clone(), of("a", Some(0.25), [-2.0, -3.0, -4.0])].concat();
+    let lines = html(&records);
+    // The quantile of 2 degrees of freedom, 4.303, over √3.
+    assert!(lines.contains("<td>−2.000 <small>± 2.484</small></td>"), "{lines}");
+    assert_eq!(lines.matches("k0 c0 error line").count(), 2);
+    assert!(lines.contains("Error bars: 95 % confidence intervals; where there are more"));
+    let bars = html(&half);
+    assert!(bars.contains("Error bars: 95 % confidence intervals.</figcaption>"));
+    records.iter_mut().for_each(|record| record.case.prompt = None);
+    let bare = html(&records);
+    assert!(!bare.contains("error line") && !bare.contains("Error bars: "));
+}
+
+#[test]
 fn sections_without_data_are_left_out() {
     let empty = html(&[]);
     assert!(empty.contains("No records.") && !empty.contains("<figure"));

@@ -59,7 +59,7 @@ pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Quality) -> anyhow::Resu
             for (turn, answer) in answers.into_iter().enumerate() {
                 let case = Case::of(format!("{TASK}, question {}", turn + 1))
                     .length(prompt.length)
-                    .samples_of(&prompts.source, 1);
+                    .prompt_of(&prompts.source, &prompt.id);
                 answer.record(bench, SUITE, &case, policy_run.setup());
             }
         }

@@ -154,8 +154,10 @@ pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Quality) -> anyhow::Resu
             bucket.record(bench, policy_run, &Case { position, ..case.clone() });
         }
         for (place, answers) in PLACES.iter().zip(answers) {
-            for judged in answers {
-                let case = Case { task: Some((*place).into()), samples: Some(1), ..case.clone() };
+            for (index, judged) in answers.iter().enumerate() {
+                let text = format!("text {}", index + 1);
+                let case = Case { task: Some((*place).into()), ..case.clone() };
+                let case = case.prompt_of(&source, &text);
                 judged.record(bench, SUITE, &case, policy_run.setup());
             }
         }

@@ -84,10 +84,9 @@ pub(crate) fn retrieval(
                     length: Some(prompt.length),
                     depth: prompt.depth,
                     mode: Some(if aware { mode::AWARE } else { mode::AGNOSTIC }.into()),
-                    source: Some(source.clone()),
-                    samples: Some(1),
                     ..Case::default()
                 };
+                let case = case.prompt_of(&source, &prompt.id);
                 let judged = &answered.judged;
                 let same = judged.best.iter().zip(&full).filter(|(a, b)| a == b).count();
                 let agreement = same as f64 / full.len() as f64;
