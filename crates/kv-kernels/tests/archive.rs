@@ -61,7 +61,7 @@ fn archived(
     // As in models, a few channels of keys are large in all tokens.
     keys.chunks_mut(head_dim).for_each(|row| row[1] = row[1] * 0.5 + 6.0);
     let [keys, values] = [keys, values].map(|own| rounded(own, dtype));
-    let mut pool = ArchivePool::new(total, head_dim, dtype, device);
+    let mut pool = ArchivePool::new(total, head_dim, dtype, true, device);
     let order: Vec<i32> = (0..slots as i32).collect();
     for (sign, first) in [(-1.0, 0), (1.0, 0)] {
         let [keys, values] =
@@ -109,18 +109,27 @@ impl Archived {
             .collect()
     }
 
-    /// The estimated logit of a slot: in each channel the mean and, on its key's side of it, the
-    /// mean distance from it.
-    fn estimate(&self, query: &[f32], slot: usize) -> f64 {
-        let block = slot / BLOCK;
+    /// The mean distances of a block's keys from their means, by the upper 16 bits.
+    fn spreads(&self, block: usize) -> Vec<f64> {
         let means = self.mean(&self.keys, block);
-        let estimate = |channel: usize| {
+        let spread = |channel: usize| {
             let key = |slot| f64::from(self.row(&self.keys, slot)[channel]);
             let slots = block * BLOCK..(block + 1) * BLOCK;
             let distances: f64 = slots.map(|slot| (key(slot) - means[channel]).abs()).sum();
             let spread = (distances / BLOCK as f64) as f32;
-            let spread = f64::from(half_of(spread.to_bits() as i32, true));
-            let side = if key(slot) > means[channel] { spread } else { -spread };
+            f64::from(half_of(spread.to_bits() as i32, true))
+        };
+        (0..self.head_dim).map(spread).collect()
+    }
+
+    /// The estimated logit of a slot: in each channel the mean and, on its key's side of it, the
+    /// mean distance from it.
+    fn estimate(&self, query: &[f32], slot: usize) -> f64 {
+        let block = slot / BLOCK;
+        let (means, spreads) = (self.mean(&self.keys, block), self.spreads(block));
+        let estimate = |channel: usize| {
+            let (key, spread) = (self.row(&self.keys, slot)[channel], spreads[channel]);
+            let side = if f64::from(key) > means[channel] { spread } else { -spread };
             f64::from(query[channel]) * (means[channel] + side)
         };
         (0..self.head_dim).map(estimate).sum::<f64>() / (self.head_dim as f64).sqrt()
@@ -214,8 +223,10 @@ fn scores_are_those_of_estimated_keys() {
 fn attention_is_that_over_chosen_slots_and_means() {
     each_dtype(|tested, dtype| {
         for (kv_heads, group, head_dim) in [(2, 1, 64), (1, 4, 128), (2, 3, 80), (1, 8, 32)] {
-            for revived in [1, 10, 64, 1_000] {
-                check_attention(tested, dtype, [kv_heads, group, head_dim], revived);
+            for (revived, spread) in
+                [(0, false), (0, true), (1, false), (10, true), (64, false), (1_000, true)]
+            {
+                check_attention(tested, dtype, [kv_heads, group, head_dim], revived, spread);
             }
         }
     });
@@ -226,6 +237,7 @@ fn check_attention(
     dtype: DType,
     [kv_heads, group, head_dim]: [usize; 3],
     revived: usize,
+    spread: bool,
 ) {
     let device = &tested.device;
     let blocks = [1, 0, 3, 2][..2 * kv_heads].to_vec();
@@ -237,7 +249,7 @@ fn check_attention(
         output: Tensor::full([2, heads, head_dim], 0.25, (device, dtype)),
         log_sum_exp: Tensor::full([2, heads], 2.0, (device, DType::F32)),
     };
-    let options = ArchivedAttentionOptions { scale: None, longest: 192, revived };
+    let options = ArchivedAttentionOptions { scale: None, longest: 192, revived, spread };
     let (pool, ranges) = (&archived.pool, &archived.ranges);
     let scored = signature_scores(&query, pool, ranges, &before.log_sum_exp, None, 192, 1).unwrap();
     let scores = scored.scores.try_into_vec_as::<f32>().unwrap();
@@ -267,7 +279,11 @@ fn check_attention(
             if back < BLOCK {
                 let others = ((BLOCK - back) as f64).ln();
                 let key = archived.mean(&archived.keys, block);
-                terms.push((logit(&key) + others, archived.mean(&archived.values, block)));
+                let squares = archived.spreads(block).into_iter().zip(query);
+                let squares = squares.map(|(spread, q)| (spread * f64::from(*q)).powi(2));
+                let variance = std::f64::consts::FRAC_PI_2 * squares.sum::<f64>() / head_dim as f64;
+                let raised = if spread { (variance / 2.0).min(4.0) } else { 0.0 };
+                terms.push((logit(&key) + others + raised, archived.mean(&archived.values, block)));
             }
         }
         let top = terms.iter().map(|term| term.0).fold(f64::MIN, f64::max);
@@ -278,7 +294,8 @@ fn check_attention(
         };
         expected.extend((0..head_dim).map(of));
     }
-    let name = format!("{} {dtype:?} {kv_heads}x{group}x{head_dim}, {revived}", tested.name);
+    let name =
+        format!("{} {dtype:?} {kv_heads}x{group}x{head_dim}, {revived} {spread}", tested.name);
     let most = match dtype {
         DType::BF16 => 6e-3,
         DType::F16 => 1e-3,
@@ -314,14 +331,20 @@ fn calls_that_do_not_fit_are_refused() {
             log_sum_exp: Tensor::zeros([1, heads], (device, DType::F32)),
         };
         let call = |heads, longest, revived| {
-            let options = ArchivedAttentionOptions { scale: None, longest, revived };
+            let options = ArchivedAttentionOptions { scale: None, longest, revived, spread: false };
             let (pool, ranges) = (&archived.pool, &archived.ranges);
             archived_attention(query.clone(), pool, ranges, before(heads), options).unwrap_err()
         };
         assert!(matches!(call(3, 64, 8), KernelError::Shape { argument: "log_sum_exp", .. }));
-        assert!(matches!(call(2, 64, 0), KernelError::Unsupported { argument: "revived", .. }));
         assert!(matches!(call(2, 0, 8), KernelError::Unsupported { argument: "longest", .. }));
-        let mut pool = ArchivePool::new(1, 64, DType::F32, device);
+        // A pool that sums up has no slots that could come back.
+        let summary = ArchivePool::new(1, 64, DType::F32, false, device);
+        let options =
+            ArchivedAttentionOptions { scale: None, longest: 64, revived: 1, spread: false };
+        let attended =
+            archived_attention(query.clone(), &summary, &archived.ranges, before(2), options);
+        assert!(matches!(attended, Err(KernelError::Unsupported { argument: "pool", .. })));
+        let mut pool = ArchivePool::new(1, 64, DType::F32, true, device);
         let keys = Tensor::<2>::zeros([64, 32], (device, DType::F32));
         let from = Tensor::<2, Int>::zeros([1, 64], (device, DType::I32));
         let to = ints(&[0], device);

@@ -84,6 +84,31 @@ fn archived_tokens_come_back_exactly() {
     }
 }
 
+/// A summary has the means that an archive has, and no tokens in host memory.
+#[test]
+fn a_summary_keeps_means_alone() {
+    for tested in devices() {
+        let run = Run::new(1, 2, 400, 150, &tested.device);
+        let of = |vague: &str| json!({"policy": "kvreviver", "vague": vague, "budget": 300, "spread": true});
+        let [summary, archive] = ["summary", "archive"].map(|vague| {
+            let reviver = policy(of(vague));
+            let mut cache = run.prompt.compress(&*reviver, run.steps());
+            let output = run.step(&*reviver, &mut cache, 0);
+            assert!(vague_tokens(&cache) > 0 && output.iter().all(|x| x.is_finite()));
+            let [device, host] = VagueTokens::of(&cache).unwrap().pool().bytes();
+            (device, host, vague_tokens(&cache))
+        });
+        // Per slot of 16 dimensions: statistics and means, and a bit a channel.
+        let bytes = |tokens: usize, words: usize| tokens / BLOCK * words * 4;
+        assert!(summary.0.abs_diff(bytes(summary.2, 16 + 8)) <= 8, "{summary:?}");
+        assert!(summary.1 <= 4 && archive.0 > summary.0, "{summary:?} {archive:?}");
+    }
+}
+
+fn vague_tokens(cache: &LayerCache) -> usize {
+    vague(cache).iter().sum()
+}
+
 /// Exact slots over the limit move block by block: the weakest that are not recent. A full vague
 /// part overwrites its oldest block, so that bytes stay.
 #[test]
@@ -166,6 +191,7 @@ fn rows_do_not_disturb_each_other() {
     for tested in devices() {
         check_rows(&tested, quantized(json!(0.5), 2));
         check_rows(&tested, archived(json!(0.5), 20));
+        check_rows(&tested, json!({"policy": "kvreviver", "vague": "summary", "budget": 0.5}));
     }
 }
 
@@ -206,6 +232,7 @@ fn files_copies_and_moves_go_on_identically() {
     for tested in devices() {
         check_files(&tested, quantized(json!(0.5), 3));
         check_files(&tested, archived(json!(0.5), 20));
+        check_files(&tested, json!({"policy": "kvreviver", "vague": "summary", "budget": 0.5}));
     }
 }
 

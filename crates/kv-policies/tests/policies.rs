@@ -29,6 +29,9 @@ pub(crate) fn all(budget: Value) -> Vec<Value> {
     configs.push(json!({"policy": "h2o", "budget": budget, "interval": 16}));
     configs.push(json!({"policy": "kvreviver", "vague": "sketch", "budget": budget}));
     configs.push(json!({
+        "policy": "kvreviver", "vague": "summary", "spread": true, "budget": budget,
+    }));
+    configs.push(json!({
         "policy": "kvreviver", "vague": "archive", "revived": 16, "budget": budget,
     }));
     configs.push(json!({"policy": "quest", "budget": budget, "dense_layers": 0}));

@@ -12,13 +12,14 @@ use crate::backend::check::Check;
 /// A pool of archived slots, in blocks of [`Self::BLOCK`]: their keys and values are in host memory
 /// as they were, and the device has of each slot a bit a channel, which tells whether its key is
 /// above the block's mean there, and of each block the means of keys and values and the keys'
-/// spread.
+/// spread. A pool that sums up keeps the means and spreads alone.
 #[derive(Debug, Clone)]
 pub struct ArchivePool {
     /// `[blocks, BLOCK, 2, W]`: each slot's key and value, `W` words each. A word has one f32, or
-    /// two 16-bit numbers.
+    /// two 16-bit numbers. One word that nobody reads in a pool that sums up.
     pub rows: HostWords,
-    /// `[blocks, ⌈D / 32⌉, BLOCK]`, flat, 32-bit: bit `i` of a word is channel `i`'s of its 32.
+    /// `[blocks, ⌈D / 32⌉, BLOCK]`, flat, 32-bit: bit `i` of a word is channel `i`'s of its 32. One
+    /// word that nobody reads in a pool that sums up.
     pub signatures: Tensor<1, Int>,
     /// `[blocks, D]`, flat, 32-bit: the keys' spread in the upper half and their mean in the lower
     /// half, the upper 16 bits of an f32 each. A spread is the mean distance from the mean.
@@ -26,6 +27,8 @@ pub struct ArchivePool {
     /// `[blocks, ⌈D / 2⌉]`, flat, 32-bit: means of values in two channels, the first in the lower
     /// half.
     pub value_means: Tensor<1, Int>,
+    /// Whether the pool keeps slots, or sums them up.
+    pub keeps_slots: bool,
     /// `D`
     pub head_dim: usize,
     /// The dtype of keys and values.
@@ -37,25 +40,39 @@ impl ArchivePool {
     pub const BLOCK: usize = BLOCK;
 
     /// A pool of `blocks` blocks, at least one, whose contents are zeros.
-    pub fn new(blocks: usize, head_dim: usize, dtype: DType, device: &Device) -> Self {
+    pub fn new(
+        blocks: usize,
+        head_dim: usize,
+        dtype: DType,
+        keeps_slots: bool,
+        device: &Device,
+    ) -> Self {
         let zeros = |length: usize| TensorData::zeros::<i32, _>([length]);
-        Self::of(Self::lengths(blocks, head_dim, dtype).map(zeros), head_dim, dtype, device)
+        let data = Self::lengths(blocks, head_dim, dtype, keeps_slots).map(zeros);
+        Self::of(data, head_dim, dtype, keeps_slots, device)
     }
 
     /// The numbers of words in a pool of `blocks` blocks, at least one: rows, signatures, key
     /// statistics and value means.
-    pub fn lengths(blocks: usize, head_dim: usize, dtype: DType) -> [usize; 4] {
+    pub fn lengths(blocks: usize, head_dim: usize, dtype: DType, keeps_slots: bool) -> [usize; 4] {
         let blocks = blocks.max(1);
+        let of_slots = |words: usize| if keeps_slots { blocks * BLOCK * words } else { 1 };
         [
-            blocks * BLOCK * 2 * row_words(head_dim, dtype.size()),
-            blocks * signature_words(head_dim) * BLOCK,
+            of_slots(2 * row_words(head_dim, dtype.size())),
+            of_slots(signature_words(head_dim)),
             blocks * head_dim,
             blocks * head_dim.div_ceil(2),
         ]
     }
 
     /// A pool with these contents, in the order of [`Self::lengths`].
-    pub fn of(data: [TensorData; 4], head_dim: usize, dtype: DType, device: &Device) -> Self {
+    pub fn of(
+        data: [TensorData; 4],
+        head_dim: usize,
+        dtype: DType,
+        keeps_slots: bool,
+        device: &Device,
+    ) -> Self {
         let [rows, signatures, key_statistics, value_means] = data;
         let tensor = |data: TensorData| Tensor::from_data(data, (device, DType::I32));
         Self {
@@ -63,6 +80,7 @@ impl ArchivePool {
             signatures: tensor(signatures),
             key_statistics: tensor(key_statistics),
             value_means: tensor(value_means),
+            keeps_slots,
             head_dim,
             dtype,
         }
@@ -126,8 +144,10 @@ impl ArchivePool {
 
     /// Bytes of a device's memory for a slot of `head_dim` numbers, its share of the block's means
     /// and spreads included, where rows are in host memory.
-    pub fn slot_bytes(head_dim: usize) -> f64 {
-        let [_, signatures, statistics, means] = Self::lengths(1, head_dim, DType::F32);
+    pub fn slot_bytes(head_dim: usize, keeps_slots: bool) -> f64 {
+        let [_, signatures, statistics, means] =
+            Self::lengths(1, head_dim, DType::F32, keeps_slots);
+        let signatures = if keeps_slots { signatures } else { 0 };
         4.0 * (signatures + statistics + means) as f64 / BLOCK as f64
     }
 
@@ -169,7 +189,7 @@ impl ArchivePool {
         if words == 0 || !words.is_multiple_of(head_dim) {
             return Err(check.unsupported("key_statistics", words, "a word a channel of a block"));
         }
-        let lengths = Self::lengths(words / head_dim, head_dim, dtype);
+        let lengths = Self::lengths(words / head_dim, head_dim, dtype, self.keeps_slots);
         if self.rows.length() != lengths[0] || u32::try_from(lengths[0]).is_err() {
             let expected = "the blocks' words, fewer than 4,294,967,296";
             return Err(check.unsupported("rows", self.rows.length(), expected));
@@ -193,6 +213,7 @@ impl ArchivePool {
             signatures: self.signatures.clone().into_dispatch(),
             key_statistics: self.key_statistics.clone().into_dispatch(),
             value_means: self.value_means.clone().into_dispatch(),
+            keeps_slots: self.keeps_slots,
         }
     }
 }
@@ -205,6 +226,7 @@ pub(crate) struct ArchiveTensors<B: Backend> {
     pub(crate) signatures: IntTensor<B>,
     pub(crate) key_statistics: IntTensor<B>,
     pub(crate) value_means: IntTensor<B>,
+    pub(crate) keeps_slots: bool,
 }
 
 #[cfg(feature = "gpu")]

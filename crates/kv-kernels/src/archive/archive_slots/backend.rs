@@ -56,6 +56,7 @@ mod cpu {
                 signatures: slice_mut(&mut signatures),
                 key_statistics: slice_mut(&mut key_statistics),
                 value_means: slice_mut(&mut value_means),
+                keeps_slots: pool.keeps_slots,
                 head_dim,
             };
             let (from, to) = (slice(&from), slice(&to));

@@ -16,6 +16,8 @@ pub(super) struct Blueprint {
     pub(super) head_dim: usize,
     /// Bytes of a number.
     pub(super) size: usize,
+    /// Whether signatures and rows are written, beside means and spreads.
+    pub(super) keeps_slots: bool,
 }
 
 /// The slots that are copied.
@@ -46,7 +48,7 @@ pub(super) fn archive_kernel<F: Float>(
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
 ) {
-    let Blueprint { head_dim, size } = blueprint;
+    let Blueprint { head_dim, size, keeps_slots } = blueprint;
     let cube = CUBE_POS;
     if cube >= source.lists * source.blocks {
         terminate!();
@@ -101,6 +103,9 @@ pub(super) fn archive_kernel<F: Float>(
         word += UNITS.comptime();
     }
 
+    if comptime!(!keeps_slots) {
+        terminate!();
+    }
     let signature = comptime!(signature_words(head_dim) * BLOCK);
     let mut at = unit;
     while at < signature {

@@ -43,7 +43,7 @@ pub(super) fn run(
                 blocks,
             ),
             pool.launched(),
-            Blueprint { head_dim, size },
+            Blueprint { head_dim, size, keeps_slots: pool.keeps_slots },
             dtype,
         );
     }

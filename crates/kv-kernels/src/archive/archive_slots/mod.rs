@@ -65,6 +65,7 @@ pub fn archive_slots(
         signatures: check.take_ints(&mut pool.signatures).into_dispatch(),
         key_statistics: check.take_ints(&mut pool.key_statistics).into_dispatch(),
         value_means: check.take_ints(&mut pool.value_means).into_dispatch(),
+        keeps_slots: pool.keeps_slots,
     };
     let (rows, signatures, key_statistics, value_means) =
         <Dispatch as ArchiveOps>::archive_slots(ArchiveArgs {

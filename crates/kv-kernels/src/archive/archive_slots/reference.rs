@@ -9,6 +9,8 @@ pub(crate) struct HostPool<'a> {
     pub(crate) signatures: &'a mut [i32],
     pub(crate) key_statistics: &'a mut [i32],
     pub(crate) value_means: &'a mut [i32],
+    /// Whether signatures and rows are written, beside means and spreads.
+    pub(crate) keeps_slots: bool,
     pub(crate) head_dim: usize,
 }
 
@@ -33,7 +35,8 @@ impl HostPool<'_> {
         let head_dim = self.head_dim;
         let words = row_words(head_dim, size_of::<E>());
         let row = |of: usize, slot: i32| &source[of][slot.max(0) as usize * head_dim..][..head_dim];
-        for (at, &slot) in slots.iter().enumerate() {
+        let kept = if self.keeps_slots { slots } else { &[] };
+        for (at, &slot) in kept.iter().enumerate() {
             for of in 0..2 {
                 let to = ((block * BLOCK + at) * 2 + of) * words;
                 let numbers = row(of, slot).chunks(4 / size_of::<E>());
@@ -46,7 +49,10 @@ impl HostPool<'_> {
             upper(sum / BLOCK as f32)
         };
         let signatures = signature_words(head_dim) * BLOCK;
-        let signatures = &mut self.signatures[block * signatures..][..signatures];
+        let signatures = match self.keeps_slots {
+            true => &mut self.signatures[block * signatures..][..signatures],
+            false => &mut [],
+        };
         signatures.fill(0);
         for channel in 0..head_dim {
             let centre = mean(0, channel);
@@ -54,7 +60,8 @@ impl HostPool<'_> {
             let spread: f32 = keys.clone().map(|key| (key - centre).abs()).sum();
             let statistics = pair([centre, spread / BLOCK as f32]);
             self.key_statistics[block * head_dim + channel] = statistics as i32;
-            for (at, _) in keys.enumerate().filter(|(_, key)| *key > centre) {
+            let above = keys.enumerate().filter(|(_, key)| self.keeps_slots && *key > centre);
+            for (at, _) in above {
                 signatures[channel / SIGNS * BLOCK + at] |= (1u32 << (channel % SIGNS)) as i32;
             }
         }

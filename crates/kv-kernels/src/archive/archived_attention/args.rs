@@ -4,6 +4,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
 
 use crate::archive::pool::ArchiveTensors;
+use crate::backend::optional::OptionalInt;
 
 /// The query, the archived slots, the chosen ones, and the attention that is continued.
 #[derive(ExtensionType)]
@@ -16,10 +17,12 @@ pub(crate) struct ArchivedAttentionArgs<B: Backend> {
     pub(crate) offsets: IntTensor<B>,
     /// `[B, Hkv]`
     pub(crate) lengths: IntTensor<B>,
-    /// Ascending slots of each range, `[B * Hkv, M]`.
-    pub(crate) chosen: IntTensor<B>,
+    /// Ascending slots of each range, `[B * Hkv, M]`, where some come back.
+    #[extension_type]
+    pub(crate) chosen: OptionalInt<B>,
     /// `[B * Hkv]`
-    pub(crate) counts: IntTensor<B>,
+    #[extension_type]
+    pub(crate) counts: OptionalInt<B>,
     /// `[B, Hq, D]`: the output so far.
     pub(crate) output: FloatTensor<B>,
     /// `[B, Hq]`: the log-sum-exp so far.
@@ -28,4 +31,6 @@ pub(crate) struct ArchivedAttentionArgs<B: Backend> {
     pub(crate) scale: f32,
     /// The most slots of a range, whole blocks.
     pub(crate) longest: usize,
+    /// Whether the keys' spread raises a mean's logit.
+    pub(crate) spread: bool,
 }

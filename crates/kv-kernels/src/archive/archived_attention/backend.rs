@@ -53,24 +53,32 @@ mod cpu {
                 head_dim,
                 dtype,
                 scale: args.scale,
+                spread: args.spread,
             };
             let (query, mut output) = (wide(&args.query), wide(&args.output));
             let mut log_sum_exp = wide(&args.log_sum_exp);
-            let [_, most] = dims(&args.chosen);
-            let [offsets, lengths, chosen, counts] =
-                [args.offsets, args.lengths, args.chosen, args.counts]
-                    .map(|tensor| tensor.to_contiguous());
+            let chosen = args.chosen.into_option().zip(args.counts.into_option());
+            let chosen = chosen.map(|(chosen, counts)| {
+                (dims::<2>(&chosen)[1], chosen.to_contiguous(), counts.to_contiguous())
+            });
+            let chosen = |range: usize| match &chosen {
+                None => &[][..],
+                Some((most, chosen, counts)) => {
+                    let count = slice::<i32>(counts)[range].max(0) as usize;
+                    &slice::<i32>(chosen)[range * most..][..count]
+                }
+            };
+            let [offsets, lengths] =
+                [args.offsets, args.lengths].map(|tensor| tensor.to_contiguous());
             let (offsets, lengths) = (slice::<i32>(&offsets), slice::<i32>(&lengths));
-            let (chosen, counts) = (slice::<i32>(&chosen), slice::<i32>(&counts));
             let group = log_sum_exp.len() / offsets.len();
             let heads = query.chunks(head_dim).zip(output.chunks_mut(head_dim));
             for (head, ((query, output), log_sum_exp)) in heads.zip(&mut log_sum_exp).enumerate() {
                 let range = head / group;
                 let first = offsets[range].max(0) as usize;
                 let length = lengths[range].max(0) as usize;
-                let own = &chosen[range * most..][..counts[range].max(0) as usize];
                 let mut state = State::of(output, *log_sum_exp);
-                slots.attend(query, first..first + length, own, &mut state);
+                slots.attend(query, first..first + length, chosen(range), &mut state);
                 let (own, sum) = state.finish();
                 output.copy_from_slice(&own);
                 *log_sum_exp = sum;

@@ -21,7 +21,7 @@ pub(super) fn run(args: ArchivedAttentionArgs<CubeBackend>) -> (CubeTensor, Cube
     let [batch, query_heads, head_dim] = query.shape().dims();
     let [_, kv_heads] = args.offsets.shape().dims();
     let (ranges, group) = (batch * kv_heads, query_heads / kv_heads);
-    let [_, most] = args.chosen.shape().dims();
+    let most = args.chosen.as_ref().map_or(0, |chosen| chosen.shape()[1]);
     let client = query.client.clone();
     let planes = planes_of(&client, UNITS);
     // A plane has a slot at least.
@@ -35,9 +35,12 @@ pub(super) fn run(args: ArchivedAttentionArgs<CubeBackend>) -> (CubeTensor, Cube
         dtype: query.dtype,
         plane: (hardware.plane_size_min as usize).max(1),
         planes,
+        revives: most > 0,
+        spread: args.spread,
     };
     let arg = |tensor: CubeTensor| into_contiguous(tensor).into_buffer_arg();
     let dtype = elem_type(query.dtype);
+    let offsets = into_contiguous(args.offsets);
     // SAFETY: shapes were checked; ranges and slots are the caller's, within the pool.
     unsafe {
         archived_attention_kernel::launch_unchecked(
@@ -47,10 +50,10 @@ pub(super) fn run(args: ArchivedAttentionArgs<CubeBackend>) -> (CubeTensor, Cube
             query.into_buffer_arg(),
             args.scale,
             ChosenSlotsLaunch::new(
-                arg(args.offsets),
+                offsets.clone().into_buffer_arg(),
                 arg(args.lengths),
-                arg(args.chosen),
-                arg(args.counts),
+                args.chosen.or_stand_in(&offsets).into_buffer_arg(),
+                args.counts.or_stand_in(&offsets).into_buffer_arg(),
                 most,
                 ranges,
                 cubes,

@@ -60,6 +60,9 @@ pub fn signature_scores(
 ) -> Result<ScoredRows, KernelError> {
     let check = Check::new(OP, query);
     check_call(&check, query, pool, ranges, log_sum_exp)?;
+    if !pool.keeps_slots {
+        return Err(check.unsupported("pool", "one that sums up", "pools that keep slots"));
+    }
     if longest == 0 {
         return Err(check.unsupported("longest", longest, "at least 1 slot"));
     }

@@ -189,7 +189,7 @@ impl KvReviver {
                 if let Some(form) = other.as_str().and_then(VagueForm::named) {
                     return BlockReviver::from_config(config, form);
                 }
-                let forms = "\"quantized\", \"archive\" or \"sketch\"";
+                let forms = "\"quantized\", \"archive\", \"summary\" or \"sketch\"";
                 let reason = format!("`vague` is {other}, expected {forms}");
                 return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
             }

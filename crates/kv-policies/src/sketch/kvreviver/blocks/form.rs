@@ -22,6 +22,13 @@ pub enum VagueForm {
     Archive {
         /// Tokens of each head that come back at a step, at least 1.
         revived: usize,
+        /// Whether the spread of a block's keys raises its mean's logit.
+        spread: bool,
+    },
+    /// A mean for each block, and nothing else.
+    Summary {
+        /// As of an archive.
+        spread: bool,
     },
 }
 
@@ -30,13 +37,16 @@ impl VagueForm {
     /// (docs/results/quality.md).
     pub const QUANTIZED: Self = Self::Quantized { key_bits: 3, value_bits: 2 };
     /// Archived tokens by default.
-    pub const ARCHIVE: Self = Self::Archive { revived: 64 };
+    pub const ARCHIVE: Self = Self::Archive { revived: 64, spread: false };
+    /// Blocks summed up by default.
+    pub const SUMMARY: Self = Self::Summary { spread: false };
 
     /// The form of a name in `vague`, with its default options.
     pub(crate) fn named(name: &str) -> Option<Self> {
         match name {
             "quantized" => Some(Self::QUANTIZED),
             "archive" => Some(Self::ARCHIVE),
+            "summary" => Some(Self::SUMMARY),
             _ => None,
         }
     }
@@ -51,8 +61,16 @@ impl VagueForm {
                     None => Ok(()),
                 }
             }
-            Self::Archive { revived: 0 } => Err("`revived` is 0, expected at least 1".into()),
-            Self::Archive { .. } => Ok(()),
+            Self::Archive { revived: 0, .. } => Err("`revived` is 0, expected at least 1".into()),
+            Self::Archive { .. } | Self::Summary { .. } => Ok(()),
+        }
+    }
+
+    /// Tokens of each head that come back exactly at a step.
+    pub(super) fn revived(self) -> usize {
+        match self {
+            Self::Archive { revived, .. } => revived,
+            Self::Quantized { .. } | Self::Summary { .. } => 0,
         }
     }
 
@@ -64,7 +82,8 @@ impl VagueForm {
                 let bits = QuantizedBits { keys: key_bits, values: value_bits };
                 QuantizedPool::slot_bytes(head_dim, bits)
             }
-            Self::Archive { .. } => ArchivePool::slot_bytes(head_dim),
+            Self::Archive { .. } => ArchivePool::slot_bytes(head_dim, true),
+            Self::Summary { .. } => ArchivePool::slot_bytes(head_dim, false),
         };
         bytes / (4 * head_dim) as f64
     }
@@ -82,9 +101,10 @@ impl VagueForm {
                 let bits = QuantizedBits { keys: key_bits, values: value_bits };
                 VaguePool::Quantized(QuantizedPool::new(blocks, head_dim, bits, device))
             }
-            Self::Archive { revived } => {
-                let pool = ArchivePool::new(blocks, head_dim, dtype, device);
-                VaguePool::Archive { pool, revived }
+            Self::Archive { spread, .. } | Self::Summary { spread } => {
+                let revived = self.revived();
+                let pool = ArchivePool::new(blocks, head_dim, dtype, revived > 0, device);
+                VaguePool::Archive { pool, revived, spread }
             }
         }
     }

@@ -32,14 +32,15 @@ const LEAST: usize = 2;
 /// all tokens find room (docs/results/quality.md).
 const SCORER: &str = "snapkv";
 
-/// KVReviver with a vague part in blocks (ours): tokens that leave the exact slots stand for
-/// themselves, in one of two forms ([`VagueForm`]).
+/// KVReviver with a vague part in blocks (ours): tokens that leave the exact slots are
+/// kept in one of three forms ([`VagueForm`]).
 ///
 /// * *Quantised*: a few bits of each number, which attention reads as they are
 ///   ([`kv_kernels::quantized_attention`]).
 /// * *Archive*: whole tokens in host memory, and on the device a bit for each channel of their
 ///   keys. At each step the bits choose a few tokens of each head, which attention reads from host
 ///   memory exactly; the others stand as a mean for each block ([`kv_kernels::archived_attention`]).
+/// * *Summary*: the means alone.
 ///
 /// The paper's sketch cannot bring tokens back: at its own settings tens of tokens share each
 /// entry. In the bytes of the paper's budget there is room for two or three bits of each number of
@@ -414,6 +415,7 @@ mod tests {
             (64, VagueForm::ARCHIVE),
             (128, VagueForm::ARCHIVE),
             (2, VagueForm::ARCHIVE),
+            (64, VagueForm::SUMMARY),
         ];
         for (head_dim, form) in forms {
             for exact in [0.1, 0.5, 1.0] {

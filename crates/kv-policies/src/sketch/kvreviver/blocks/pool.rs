@@ -17,12 +17,14 @@ use super::form::VagueForm;
 pub enum VaguePool {
     /// Quantised tokens.
     Quantized(QuantizedPool),
-    /// Archived tokens.
+    /// Archived tokens, or means of their blocks alone.
     Archive {
         /// The tokens.
         pool: ArchivePool,
         /// Tokens of each head that come back at a step.
         revived: usize,
+        /// Whether the spread of a block's keys raises its mean's logit.
+        spread: bool,
     },
 }
 
@@ -41,7 +43,10 @@ impl VaguePool {
             Self::Quantized(pool) => {
                 VagueForm::Quantized { key_bits: pool.bits.keys, value_bits: pool.bits.values }
             }
-            Self::Archive { revived, .. } => VagueForm::Archive { revived: *revived },
+            Self::Archive { revived: 0, spread, .. } => VagueForm::Summary { spread: *spread },
+            Self::Archive { revived, spread, .. } => {
+                VagueForm::Archive { revived: *revived, spread: *spread }
+            }
         }
     }
 
@@ -93,8 +98,9 @@ impl VaguePool {
                 let options = QuantizedAttentionOptions::new(longest);
                 quantized_attention(query, pool, ranges, before, options)?
             }
-            Self::Archive { pool, revived } => {
-                let options = ArchivedAttentionOptions { scale: None, longest, revived: *revived };
+            Self::Archive { pool, revived, spread } => {
+                let (revived, spread) = (*revived, *spread);
+                let options = ArchivedAttentionOptions { scale: None, longest, revived, spread };
                 archived_attention(query, pool, ranges, before, options)?
             }
         })
@@ -112,8 +118,8 @@ impl VaguePool {
                 };
                 Self::Quantized(QuantizedPool::of(pool.tensors(), pool.bits, copied))
             }
-            Self::Archive { pool, revived } => {
-                Self::Archive { pool: pool.copied(device)?, revived: *revived }
+            Self::Archive { pool, revived, spread } => {
+                Self::Archive { pool: pool.copied(device)?, revived: *revived, spread: *spread }
             }
         })
     }
@@ -132,14 +138,14 @@ impl VaguePool {
                 };
                 Ok(Self::Quantized(QuantizedPool::of([0, 1, 2, 3], first.bits, joined)))
             }
-            Self::Archive { revived, .. } => {
+            Self::Archive { revived, spread, .. } => {
                 let own = |pool: &&Self| match pool {
                     Self::Archive { pool, .. } => Ok(pool.clone()),
                     Self::Quantized(_) => Err(mixed()),
                 };
                 let parts = pools.iter().map(own).collect::<std::result::Result<Vec<_>, _>>()?;
                 let pool = ArchivePool::concat(&parts.iter().collect::<Vec<_>>())?;
-                Ok(Self::Archive { pool, revived: *revived })
+                Ok(Self::Archive { pool, revived: *revived, spread: *spread })
             }
         }
     }
@@ -168,26 +174,30 @@ impl VaguePool {
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
-        let (names, lengths) = match form {
+        match form {
             VagueForm::Quantized { key_bits, value_bits } => {
                 let bits = QuantizedBits { keys: key_bits, values: value_bits };
-                (QUANTIZED, QuantizedPool::lengths(blocks, head_dim, bits))
-            }
-            VagueForm::Archive { .. } => (ARCHIVED, ArchivePool::lengths(blocks, head_dim, dtype)),
-        };
-        let mut take = |i: usize| saved.take(names[i], DType::I32, &[lengths[i]]);
-        let data: [TensorData; 4] = [take(0)?, take(1)?, take(2)?, take(3)?];
-        Ok(match form {
-            VagueForm::Quantized { key_bits, value_bits } => {
-                let bits = QuantizedBits { keys: key_bits, values: value_bits };
+                let lengths = QuantizedPool::lengths(blocks, head_dim, bits);
                 let tensor = |data| Tensor::from_data(data, (device, DType::I32));
-                Self::Quantized(QuantizedPool::of(data, bits, tensor))
+                let data = taken(saved, QUANTIZED, lengths)?;
+                Ok(Self::Quantized(QuantizedPool::of(data, bits, tensor)))
             }
-            VagueForm::Archive { revived } => {
-                Self::Archive { pool: ArchivePool::of(data, head_dim, dtype, device), revived }
+            VagueForm::Archive { spread, .. } | VagueForm::Summary { spread } => {
+                let revived = form.revived();
+                let keeps = revived > 0;
+                let lengths = ArchivePool::lengths(blocks, head_dim, dtype, keeps);
+                let data = taken(saved, ARCHIVED, lengths)?;
+                let pool = ArchivePool::of(data, head_dim, dtype, keeps, device);
+                Ok(Self::Archive { pool, revived, spread })
             }
-        })
+        }
     }
+}
+
+/// The tensors of these names and lengths.
+fn taken(saved: &mut SavedState, names: [&str; 4], lengths: [usize; 4]) -> Result<[TensorData; 4]> {
+    let mut take = |i: usize| saved.take(names[i], DType::I32, &[lengths[i]]);
+    Ok([take(0)?, take(1)?, take(2)?, take(3)?])
 }
 
 fn mixed() -> String {
