@@ -240,7 +240,9 @@ fn all_channels_choose_as_whole_keys() {
             let outputs = [None, Some(1.0)].map(|labels| {
                 let mut config = json!({"policy": "cis", "budget": 40});
                 config.as_object_mut().unwrap().extend(form.as_object().unwrap().clone());
-                labels.map(|labels| config["labels"] = json!(labels));
+                if let Some(labels) = labels {
+                    config["labels"] = json!(labels);
+                }
                 let policy = policy(config);
                 let run = run(0..2, 2, &tested.device);
                 let mut cache = run.prompt.compress(&*policy, STEPS);
@@ -341,6 +343,18 @@ fn labels_are_checked() {
         let error = other.step(LAYER, &mut cache, steps[0].clone()).unwrap_err().to_string();
         assert!(error.contains("label channels"), "{error}");
     }
+    // A file whose channels are not the model's.
+    let mut cache = prompt.compress(&*labels(4), 4);
+    let beyond = Tensor::full([1, 2, 4], DIM as i32, (device, DType::I32));
+    cache.set_int_state("channels", beyond);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cache.safetensors");
+    KvCache { layers: vec![cache], seen: vec![TOKENS], origin: Origin::default() }
+        .save(&path)
+        .unwrap();
+    let mut loaded = KvCache::load(&path, device).unwrap();
+    let error = labels(4).restore(&mut loaded.layers[0]).unwrap_err().to_string();
+    assert!(error.contains("channel 16, expected 0 to 15"), "{error}");
 }
 
 #[test]

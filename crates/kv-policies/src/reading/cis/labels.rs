@@ -5,7 +5,7 @@ use kv_core::{
     Error, HostState, LayerCache, LoadState, PolicyState, Result, SavedState, StateBytes,
     expect_shape, packed, read_i32, states_of,
 };
-use kv_kernels::scatter_rows;
+use kv_kernels::copy_labels;
 
 use crate::policy::lists::missing;
 use crate::reading::channels::CHANNELS;
@@ -51,21 +51,10 @@ impl LabelKeys {
     ) -> Result<(Tensor<3>, Tensor<2>)> {
         let scored = cache.with_policy_state(|own: &mut Self, cache| {
             let channels = cache.int_state(CHANNELS).ok_or_else(|| missing("label channels"))?;
-            let [batch, kv_heads, labels] = channels.dims();
+            let [_, _, labels] = channels.dims();
             expect_shape("label channels", &[labels], &[count])?;
-            let ranges = cache.ranges();
-            let newest = (ranges.offsets.clone() + ranges.lengths.clone()).sub_scalar(1);
-            let newest = newest.reshape([batch * kv_heads]);
-            let keys = cache.keys().clone().select(0, newest.clone());
-            let keys = keys.gather(1, channels.clone().reshape([batch * kv_heads, labels]));
-            scatter_rows(&mut own.0, newest, keys)?;
-            let [_, all, head_dim] = queries.dims();
-            let each = all / kv_heads;
-            let queries = queries.reshape([batch, kv_heads, each, head_dim]);
-            let of_queries = channels.clone().unsqueeze_dim::<4>(2);
-            let of_queries = of_queries.expand([batch, kv_heads, each, labels]);
-            let queries = queries.gather(3, of_queries).reshape([batch, all, labels]);
-            Ok((queries, own.0.clone()))
+            let chosen = copy_labels(queries, cache.keys(), channels, cache.ranges(), &mut own.0)?;
+            Ok((chosen, own.0.clone()))
         });
         scored.ok_or_else(|| missing("label channels of keys"))?
     }
@@ -90,9 +79,9 @@ impl PolicyState for LabelKeys {
         Ok(Box::new(Self(self.0.clone())))
     }
 
-    /// Nothing: labels follow from keys and channels.
+    /// That there are labels: they follow from keys and channels.
     fn to_host(&self) -> Result<Option<HostState>> {
-        let saved = SavedState::of::<Self>(Default::default(), Default::default());
+        let saved = SavedState::of::<Self>(true.into(), Default::default());
         Ok(Some(HostState::Saved(saved)))
     }
 
@@ -112,10 +101,8 @@ impl LoadState for LabelKeys {
 
     fn load(_saved: SavedState, cache: &LayerCache, _seen: &[usize]) -> Result<Self> {
         let channels = cache.int_state(CHANNELS).ok_or_else(|| missing("label channels"))?;
-        let [batch, kv_heads, count] = channels.dims();
-        let layout = cache.layout();
-        let heads = [layout.batch(), layout.kv_heads(), count];
-        expect_shape("label channels", &[batch, kv_heads, count], &heads)?;
+        let (layout, dims) = (cache.layout(), channels.dims());
+        expect_shape("label channels", &dims, &[layout.batch(), layout.kv_heads(), dims[2]])?;
         let dim = cache.head_dim() as i32;
         let known = read_i32("label channels", channels.clone())?;
         if let Some(channel) = known.into_iter().find(|channel| !(0..dim).contains(channel)) {
