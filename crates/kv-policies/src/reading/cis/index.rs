@@ -92,8 +92,8 @@ impl CisIndex {
         let sets = &mut self.0;
         // Products over some channels have the scale of whole products.
         let scale = options.scale.or(Some(1.0 / (cache.head_dim() as f32).sqrt()));
-        let longest = options.longest.or(Some(longest));
-        let options = CisSelectOptions { longest, scale, ..options };
+        let options =
+            CisSelectOptions { longest: options.longest.or(Some(longest)), scale, ..options };
         let (keys, values) = (cache.keys().clone(), cache.values().clone());
         let StepQueries { query, scored, vectors } = queries;
         if !measures && scored.is_none() {
@@ -118,7 +118,7 @@ impl CisIndex {
         let attention = DecodeAttentionOptions {
             view,
             scale: options.scale,
-            longest: longest.map(|longest| most.min(longest)),
+            longest: Some(most.min(longest)),
             log_sum_exp: measures,
             ..Default::default()
         };
