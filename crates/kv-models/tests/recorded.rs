@@ -140,6 +140,7 @@ fn replayed_steps_allocate_nothing() {
             json!({"policy": "kvreviver", "vague": "sketch", "budget": 64}),
             json!({"policy": "kvreviver", "vague": "quantized", "budget": 300}),
             json!({"policy": "cis", "budget": 64}),
+            json!({"policy": "cis", "budget": 64, "labels": 4}),
             json!({"policy": "r-kv", "budget": 64, "interval": 100}),
         ] {
             let mut decoder = decoder(&start(&model, &config, 60));
