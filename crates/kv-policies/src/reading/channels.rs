@@ -1,5 +1,5 @@
-//! The channels by which Double Sparsity, HShare and CIS with labels approximate products of queries
-//! and keys.
+//! The channels by which Double Sparsity, HShare and CIS with labels approximate products of
+//! queries and keys.
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::{counted, read_f32};

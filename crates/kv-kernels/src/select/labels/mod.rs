@@ -1,6 +1,6 @@
 //! Approximate logits from a few channels of each head, `sum_c q_c k_c`. Double Sparsity scores all
-//! rows so, and HShare those rows that choose their lists anew. CIS with labels keeps these channels
-//! of all keys.
+//! rows so, and HShare those rows that choose their lists anew. CIS with labels keeps these
+//! channels of all keys.
 
 mod args;
 mod backend;
