@@ -110,7 +110,7 @@ pub use quantized::quantized_attention::{
     QuantizedAttentionOptions, QuantizedStrategy, quantized_attention,
 };
 pub use select::argmin_slots::{Protected, argmin_slots};
-pub use select::labels::{RefreshRows, label_scores};
+pub use select::labels::{RefreshRows, copy_labels, label_scores};
 pub use select::lists::{HEADER as LIST_HEADER, ListTable, keep_lists, list_slots};
 pub use select::pages::{
     PageHeads, PageOptions, PageSpan, page_bounds, page_rows, page_scores, page_slots,

@@ -80,21 +80,23 @@ fn a_tail_is_read_until_the_next_retrieval() {
     }
 }
 
-/// Sets that more queries choose together than attend.
+/// Sets that more queries choose together than attend, and sets chosen by a few channels.
 #[test]
 fn many_queries_vote() {
     const TOP: usize = 40;
     for tested in devices() {
         let device = &tested.device;
         for dtype in tested.float_dtypes() {
-            for (votes, length) in [(12, 300), (32, 700), (24, 4_400)] {
-                let layer = Layer::new(1, 2, 1, 64, length).in_dtype(dtype);
-                let queries = Numbers::new(5).normal(2 * votes * 64);
+            for (votes, length, dim) in
+                [(12, 300, 64), (32, 700, 64), (24, 4_400, 64), (1, 700, 4), (12, 4_400, 8)]
+            {
+                let layer = Layer::new(1, 2, 1, dim, length).in_dtype(dtype);
+                let queries = Numbers::new(5).normal(2 * votes * dim);
                 let queries = follow::rounded(&queries, dtype);
                 let on = Tensor::<1>::from_data(queries.as_slice(), (device, DType::F32));
-                let on = on.reshape([1, 2 * votes, 64]).cast(dtype);
-                let vectors = on.clone().narrow(1, 0, 2).reshape([2, 1, 64]);
-                let mut sets = IndexSets::new(&[rule(TOP); 2], 1, TOP, 1, 64, device);
+                let on = on.reshape([1, 2 * votes, dim]).cast(dtype);
+                let vectors = on.clone().narrow(1, 0, 2).reshape([2, 1, dim]);
+                let mut sets = IndexSets::new(&[rule(TOP); 2], 1, TOP, 1, dim, device);
                 let options =
                     CisSelectOptions { block: 1, radius: 0, longest: Some(length), ..options() };
                 let keys = layer.pool(&layer.keys, device);
@@ -104,14 +106,14 @@ fn many_queries_vote() {
                 let all: Vec<usize> = (0..length).collect();
                 for (pair, own) in sets.read().unwrap().iter().enumerate() {
                     let mut score = vec![0.0; length];
-                    for query in queries[pair * votes * 64..][..votes * 64].chunks(64) {
+                    for query in queries[pair * votes * dim..][..votes * dim].chunks(dim) {
                         let weights = layer.weights(pair, query, &all);
                         score.iter_mut().zip(weights).for_each(|(score, own)| *score += own);
                     }
                     let mut ranked: Vec<usize> = (4..length - 8).collect();
                     ranked.sort_by(|a, b| score[*b].total_cmp(&score[*a]));
                     let least = score[ranked[TOP - 1]];
-                    let context = format!("{} {dtype:?}, {votes} of {length}", tested.name);
+                    let context = format!("{} {dtype:?}, {votes} of {length}, {dim}", tested.name);
                     assert_eq!(own.set.len(), TOP, "{context}");
                     for token in &own.set {
                         // Rounding may order two slots otherwise.

@@ -4,8 +4,8 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::{
     Choice, Chosen, KernelError, ListTable, NO_LIST, NO_SLOT, PageHeads, PageOptions, PageSpan,
-    RefreshRows, ScoredRows, SlotRanges, keep_lists, label_scores, list_slots, page_bounds,
-    page_rows, page_scores, page_slots, top_slots,
+    RefreshRows, ScoredRows, SlotRanges, copy_labels, keep_lists, label_scores, list_slots,
+    page_bounds, page_rows, page_scores, page_slots, top_slots,
 };
 use kv_testing::{Numbers, devices, relative_error};
 
@@ -261,6 +261,50 @@ fn channels_score_what_is_between_the_ends() {
     }
 }
 
+/// Keys that come one by one leave the labels of all of them; rows behind a range stay.
+#[test]
+fn labels_follow_what_is_appended() {
+    let (pool, count) = (Pool::new(), 3);
+    for tested in devices() {
+        let device = &tested.device;
+        for (dtype, group) in [(DType::F32, 1), (DType::F16, 4)] {
+            let (keys, rows) = (pool.keys(dtype, device), BATCH * KV_HEADS * group);
+            let query = Numbers::new(3).normal(rows * DIM);
+            let query = floats(&query, [BATCH, KV_HEADS * group, DIM], device).cast(dtype);
+            let channels: Vec<i32> = (0..6 * count).map(|at| ((at * 7) % DIM) as i32).collect();
+            let of = ints(&channels, [BATCH, KV_HEADS, count], device);
+            let poison = vec![9.0; pool.slots() * count];
+            let mut labels = floats(&poison, [pool.slots(), count], device).cast(dtype);
+            let mut chosen = None;
+            for length in 0..=150 {
+                let lengths = LENGTHS.map(|most| length.min(most as i32));
+                let lengths = ints(&lengths, [BATCH, KV_HEADS], device);
+                let now = SlotRanges { lengths, ..pool.ranges(device) };
+                let own = copy_labels(query.clone(), &keys, &of, &now, &mut labels).unwrap();
+                chosen = Some(own);
+            }
+            let flat = |rows: Tensor<2>| rows.try_into_vec_as::<f32>().unwrap();
+            let (all, labels) = (flat(keys), flat(labels));
+            let mut expected = poison;
+            for (pair, &length) in LENGTHS.iter().enumerate() {
+                for (slot, label) in (0..length).flat_map(|at| (0..count).map(move |c| (at, c))) {
+                    let slot = pool.offsets[pair] + slot;
+                    let channel = channels[pair * count + label] as usize;
+                    expected[slot * count + label] = all[slot * DIM + channel];
+                }
+            }
+            assert_eq!(labels, expected, "{} {dtype:?}", tested.name);
+            let [query, chosen] = [query, chosen.unwrap()].map(|own| flat(own.flatten(0, 1)));
+            for (row, own) in chosen.chunks(count).enumerate() {
+                let channels = &channels[row / group * count..][..count];
+                let row = &query[row * DIM..][..DIM];
+                let expected: Vec<f32> = channels.iter().map(|&at| row[at as usize]).collect();
+                assert_eq!(own, expected, "{} {dtype:?}", tested.name);
+            }
+        }
+    }
+}
+
 /// A layer of 2 sequences with 2 query heads each on one key-value head, the second of which takes
 /// the first one's list, over steps in which lists are chosen every third.
 #[test]
@@ -381,6 +425,13 @@ fn what_does_not_fit_is_refused() {
         matches!(error, KernelError::HeadGroups { query_heads: 4, kv_heads: 3, .. }),
         "{error}"
     );
+    let mut labels = floats(&[0.0; 8], [8, 1], device);
+    let error = copy_labels(query(), &keys, &channels, &ranges, &mut labels).unwrap_err();
+    assert!(matches!(error, KernelError::HeadGroups { query_heads: 4, .. }), "{error}");
+    let own = ints(&[0; 6], [2, 3, 1], device);
+    let three = floats(&[0.0; 6 * DIM], [2, 3, DIM], device);
+    let error = copy_labels(three, &keys, &own, &ranges, &mut labels).unwrap_err();
+    assert!(matches!(error, KernelError::Shape { argument: "labels", .. }), "{error}");
     let options = PageOptions { page: 16, heads: PageHeads::Query, always_last: true };
     let error = page_scores(query(), &bounds, &ranges, &budget, 10, options).unwrap_err();
     assert!(matches!(error, KernelError::HeadGroups { .. }), "{error}");

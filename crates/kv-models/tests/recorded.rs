@@ -81,6 +81,7 @@ fn recorded_steps_give_the_tokens_of_launched_ones() {
             // with the context.
             (json!({"policy": "cis", "budget": 64}), long),
             (json!({"policy": "cis-star", "budget": 64}), 60),
+            (json!({"policy": "cis", "budget": 64, "labels": 0.125}), 60),
             (json!({"policy": "psaw", "phi": 0.2, "start": 0}), long),
             (json!({"policy": "cpe", "budget": 64, "psaw": {"phi": 0.2, "start": 0}}), long),
             // Rows fill up at different steps.
@@ -142,6 +143,7 @@ fn replayed_steps_allocate_nothing() {
             json!({"policy": "kvreviver", "vague": "quantized", "budget": 300}),
             json!({"policy": "kvreviver", "vague": "archive", "budget": 300}),
             json!({"policy": "cis", "budget": 64}),
+            json!({"policy": "cis", "budget": 64, "labels": 4}),
             json!({"policy": "r-kv", "budget": 64, "interval": 100}),
         ] {
             let mut decoder = decoder(&start(&model, &config, 60));

@@ -70,6 +70,7 @@ fn configs() -> Vec<Value> {
         json!({"policy": "cis", "budget": 64, "similarity": "query"}),
         json!({"policy": "cis", "budget": 64, "neighbours": "all", "compared": "retrieved"}),
         json!({"policy": "cis", "budget": 64, "target": 0.1}),
+        json!({"policy": "cis", "budget": 64, "labels": 0.125}),
         json!({"policy": "psaw", "phi": 0.2, "start": 0}),
         json!({"policy": "psaw", "phi": 0.2, "start": 0, "free": true}),
         json!({"policy": "etf", "psi": 0.3, "start": 1}),

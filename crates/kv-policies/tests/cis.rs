@@ -58,10 +58,14 @@ fn rows_do_not_depend_on_each_other() {
             json!({"policy": "cis", "budget": 40, "block": 8, "vote": 4, "tail": true}),
             json!({"policy": "cis", "budget": 40, "sets": "query-heads", "vote": 3}),
             json!({"policy": "cis-star", "budget": 0.3, "block": 8, "sets": "query-heads"}),
+            json!({"policy": "cis", "budget": 40, "block": 8, "labels": 4, "vote": 2}),
+            json!({"policy": "cis", "budget": 40, "block": 8, "labels": 4, "tail": true}),
+            json!({"policy": "cis-star", "budget": 40, "sets": "query-heads", "labels": 0.5}),
             json!({"policy": "cis", "budget": 40, "similarity": "key"}),
             json!({"policy": "cis", "budget": 40, "similarity": "hidden", "group_score": "max"}),
             json!({"policy": "top-k-oracle", "budget": 40}),
             json!({"policy": "cpe", "budget": 40, "psaw": {"start": 0, "phi": 0.5}}),
+            json!({"policy": "cpe", "budget": 40, "labels": 4, "psaw": {"start": 0, "phi": 0.5}}),
         ] {
             let policy = policy(config.clone());
             let together = run(0..3, 2, &tested.device);
@@ -87,7 +91,11 @@ fn rows_do_not_depend_on_each_other() {
 #[test]
 fn saved_and_joined_caches_go_on_identically() {
     let folder = tempfile::tempdir().unwrap();
-    let forms = [json!({"vote": 1}), json!({"vote": 4, "tail": true})];
+    let forms = [
+        json!({"vote": 1}),
+        json!({"vote": 4, "tail": true}),
+        json!({"vote": 2, "labels": 4, "window": 20}),
+    ];
     let tested = devices();
     for (tested, form) in tested.iter().flat_map(|tested| forms.iter().map(move |f| (tested, f))) {
         let config = |budget: usize| {
@@ -133,14 +141,30 @@ fn saved_and_joined_caches_go_on_identically() {
 }
 
 /// Sets are the tokens of the highest attention summed over the last queries, of the prompt's last
-/// ones at first.
+/// ones at first. With labels, the attention counts by a group's channels: those of the highest
+/// `|q_c k_c|` of the prompt's last tokens, or the calibrated ones, which heads choose in turns.
 #[test]
-fn sets_are_chosen_by_a_vote() {
+fn sets_are_chosen_by_votes_and_labels() {
+    let by_group = json!([[[3, 9, 0, 15, 1], [8, 2, 7, 6]]]);
+    let by_head = json!([[[3, 9, 0, 15], [9, 0, 4, 5], [8, 2, 7, 6], [1, 8, 10, 2]]]);
+    let forms = [
+        (json!({"vote": 4}), None),
+        (json!({"vote": 12}), None),
+        (json!({"labels": 0.2, "window": 20}), Some([vec![], vec![]])),
+        (json!({"labels": 7, "vote": 3}), Some([vec![], vec![]])),
+        (json!({"labels": 4, "channels": by_group}), Some([vec![3, 9, 0, 15], vec![8, 2, 7, 6]])),
+        (json!({"labels": 4, "channels": by_head}), Some([vec![3, 9, 0, 4], vec![8, 1, 2, 7]])),
+    ];
     let tested = devices();
-    for (tested, vote) in tested.iter().flat_map(|tested| [4, 12].map(|vote| (tested, vote))) {
-        let policy = policy(json!({
-            "policy": "cis", "budget": 40, "block": 1, "vote": vote, "sinks": 4, "recents": 8,
-        }));
+    for (tested, (form, labels)) in
+        tested.iter().flat_map(|tested| forms.iter().map(move |form| (tested, form)))
+    {
+        let mut config = json!({
+            "policy": "cis", "budget": 40, "block": 1, "sinks": 4, "recents": 8,
+        });
+        config.as_object_mut().unwrap().extend(form.as_object().unwrap().clone());
+        let vote = form["vote"].as_u64().unwrap_or(1) as usize;
+        let policy = policy(config);
         let Run { prompt, steps } = run(0..2, 2, &tested.device);
         let mut cache = prompt.compress(&*policy, STEPS);
         let rows = |tensor: &Tensor<4>| read_f32("rows", tensor.clone()).unwrap();
@@ -153,6 +177,26 @@ fn sets_are_chosen_by_a_vote() {
         };
         let mut queries = split(rows(&prompt.query), batch * heads);
         let mut keys = split(rows(&prompt.keys), batch * kv_heads);
+        let channels: Vec<Vec<usize>> = (0..batch * kv_heads)
+            .map(|range| match labels {
+                None => (0..DIM).collect(),
+                Some(labels) if !labels[range % 2].is_empty() => labels[range % 2].clone(),
+                Some(_) => {
+                    let last = TOKENS - form["window"].as_u64().unwrap_or(64) as usize;
+                    let product = |channel: usize| -> f64 {
+                        let of = |head: usize, at: usize| {
+                            f64::from(queries[head][at][channel] * keys[range][at][channel]).abs()
+                        };
+                        (last..TOKENS).map(|at| of(2 * range, at) + of(2 * range + 1, at)).sum()
+                    };
+                    let mut ranked: Vec<usize> = (0..DIM).collect();
+                    ranked.sort_by(|a, b| product(*b).total_cmp(&product(*a)));
+                    // Of 3.2 and of 7, the next multiples of 4.
+                    ranked.truncate(if form["labels"] == 7 { 8 } else { 4 });
+                    ranked
+                }
+            })
+            .collect();
         for (index, step) in steps.iter().enumerate() {
             policy.step(LAYER, &mut cache, step.clone()).unwrap();
             let kv_policies::Qkv::Rotated { query, key, .. } = &step.heads else { unreachable!() };
@@ -169,7 +213,8 @@ fn sets_are_chosen_by_a_vote() {
                     .flat_map(|head| queries[head][tokens - vote..].iter())
                 {
                     let dot = |key: &Vec<f32>| -> f64 {
-                        query.iter().zip(key).map(|(q, k)| f64::from(q * k)).sum()
+                        let own = channels[range].iter();
+                        own.map(|&at| f64::from(query[at] * key[at])).sum()
                     };
                     let logits: Vec<f64> =
                         keys[range].iter().map(|key| dot(key) / (DIM as f64).sqrt()).collect();
@@ -182,10 +227,135 @@ fn sets_are_chosen_by_a_vote() {
                 ranked.sort_by(|a, b| score[*b].total_cmp(&score[*a]));
                 let mut expected: Vec<u32> = ranked[..28].iter().map(|at| *at as u32).collect();
                 expected.sort_unstable();
-                assert_eq!(own.set, expected, "{}: step {index}, range {range}", tested.name);
+                assert_eq!(own.set, expected, "{} {form}: step {index}, {range}", tested.name);
             }
         }
     }
+}
+
+/// Labels of all channels are whole keys.
+#[test]
+fn all_channels_choose_as_whole_keys() {
+    for tested in devices() {
+        for form in [json!({"block": 8}), json!({"vote": 3, "sets": "query-heads"})] {
+            let outputs = [None, Some(1.0)].map(|labels| {
+                let mut config = json!({"policy": "cis", "budget": 40});
+                config.as_object_mut().unwrap().extend(form.as_object().unwrap().clone());
+                if let Some(labels) = labels {
+                    config["labels"] = json!(labels);
+                }
+                let policy = policy(config);
+                let run = run(0..2, 2, &tested.device);
+                let mut cache = run.prompt.compress(&*policy, STEPS);
+                let outputs = decode(&*policy, &mut cache, &run.steps);
+                let read = cache.policy_state::<CisIndex>().unwrap().sets().read().unwrap();
+                (outputs, read.into_iter().map(|own| own.set).collect::<Vec<_>>())
+            });
+            assert_eq!(outputs[0].1, outputs[1].1, "{} {form}", tested.name);
+            let each = outputs[0].0.iter().zip(&outputs[1].0);
+            let apart = each.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            // A GPU may choose and attend in one launch where keys are whole.
+            let limit = if tested.name == "cpu" { 0.0 } else { 1e-6 };
+            assert!(apart <= limit, "{} {form}: off by {apart}", tested.name);
+        }
+    }
+}
+
+/// Labels stay beside their keys where prompts of different lengths become a batch, and where the
+/// cache is given more room.
+#[test]
+fn labels_follow_their_slots() {
+    for tested in devices() {
+        let policy = policy(json!({"policy": "cis", "budget": 40, "block": 4, "labels": 4}));
+        let tokens = [TOKENS, TOKENS - 31];
+        let part = |row: usize, spare: usize| {
+            let Run { prompt, steps } = run(row..row + 1, 2, &tested.device);
+            let first = |of: Tensor<4>| of.narrow(2, 0, tokens[row]);
+            let Prompt { query, keys, values, .. } = prompt;
+            let prompt = Prompt::new(first(query), first(keys), first(values));
+            (prompt.compress(&*policy, spare), steps)
+        };
+        let step = |rows: &[usize], index: usize| {
+            let all = run(0..2, 2, &tested.device).steps.swap_remove(index);
+            let kv_policies::Qkv::Rotated { query, key, value, .. } = all.heads else {
+                unreachable!()
+            };
+            let own = |of: Tensor<3>| of.narrow(0, rows[0], rows.len());
+            let at: Vec<i32> = rows.iter().map(|row| (tokens[*row] + index) as i32).collect();
+            let at = Tensor::from_data(at.as_slice(), (&tested.device, DType::I32));
+            Step::new(own(query), own(key), own(value), at)
+        };
+        let alone = [0, 1].map(|row| {
+            let (mut cache, _) = part(row, STEPS);
+            let steps: Vec<Step> = (0..STEPS).map(|index| step(&[row], index)).collect();
+            decode(&*policy, &mut cache, &steps)
+        });
+        let parts = [0, 1].map(|row| part(row, 5).0);
+        let mut cache = LayerCache::concat(parts.into()).unwrap();
+        let steps: Vec<Step> = (0..STEPS).map(|index| step(&[0, 1], index)).collect();
+        let mut together = vec![decode(&*policy, &mut cache, &steps[..5])];
+        cache.resize(vec![TOKENS + STEPS; 4]).unwrap();
+        together.push(decode(&*policy, &mut cache, &steps[5..]));
+        for (row, alone) in alone.iter().enumerate() {
+            let own = together.iter().flat_map(|all| &all[row * all.len() / 2..][..all.len() / 2]);
+            let apart = own.zip(alone).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(apart < 1e-5, "{}: row {row} off by {apart}", tested.name);
+        }
+    }
+}
+
+#[test]
+fn labels_are_checked() {
+    for (config, named) in [
+        (json!({"policy": "cis", "budget": 40, "labels": 0}), "`labels` is 0"),
+        (json!({"policy": "cis-star", "budget": 40, "labels": -0.5}), "`labels` is -0.5"),
+        (json!({"policy": "cis", "budget": 40, "labels": 4, "target": 0.1}), "a `target`"),
+        (json!({"policy": "cis", "budget": 40, "labels": 4, "window": 0}), "`window` is 0"),
+        (json!({"policy": "cis", "budget": 40, "labels": 4, "channels": []}), "no layers"),
+        (json!({"policy": "cis", "budget": 40, "window": 32}), "`window` is there"),
+        (json!({"policy": "cpe", "budget": 40, "channels": [[[0]]]}), "`channels` is there"),
+    ] {
+        let error = build(&config).unwrap_err().to_string();
+        assert!(error.contains(named), "{config}: {error}");
+    }
+    let device = &devices()[0].device;
+    let Run { prompt, steps } = run(0..1, 2, device);
+    for (config, named) in [
+        (json!({"policy": "cis", "budget": 40, "labels": 17}), "`labels` is 20"),
+        (
+            json!({"policy": "cis", "budget": 40, "labels": 4, "channels": [[[0, 1, 2]]]}),
+            "has 1 head, expected 4 or 2",
+        ),
+        (
+            json!({"policy": "cis", "budget": 40, "labels": 4, "channels": [[[1], [2]]]}),
+            "head 0: expected 4 different ones below 16",
+        ),
+    ] {
+        let options = CacheOptions::new(device, DType::F32);
+        let policy = policy(config.clone());
+        let error = prompt.observed(|seen| policy.prefill(seen, 4, options)).unwrap_err();
+        assert!(error.to_string().contains(named), "{config}: {error}");
+    }
+    // A cache goes on with the labels that it was made for.
+    let labels = |count: usize| policy(json!({"policy": "cis", "budget": 40, "labels": count}));
+    let whole = policy(json!({"policy": "cis", "budget": 40}));
+    for (own, other) in [(&labels(4), &labels(8)), (&whole, &labels(4))] {
+        let mut cache = prompt.compress(&**own, 4);
+        let error = other.step(LAYER, &mut cache, steps[0].clone()).unwrap_err().to_string();
+        assert!(error.contains("label channels"), "{error}");
+    }
+    // A file whose channels are not the model's.
+    let mut cache = prompt.compress(&*labels(4), 4);
+    let beyond = Tensor::full([1, 2, 4], DIM as i32, (device, DType::I32));
+    cache.set_int_state("channels", beyond);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cache.safetensors");
+    KvCache { layers: vec![cache], seen: vec![TOKENS], origin: Origin::default() }
+        .save(&path)
+        .unwrap();
+    let mut loaded = KvCache::load(&path, device).unwrap();
+    let error = labels(4).restore(&mut loaded.layers[0]).unwrap_err().to_string();
+    assert!(error.contains("channel 16, expected 0 to 15"), "{error}");
 }
 
 #[test]

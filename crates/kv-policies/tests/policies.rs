@@ -43,6 +43,7 @@ pub(crate) fn all(budget: Value) -> Vec<Value> {
         "anchor_span": 4, "span": 4, "weights": "fitted",
     }));
     configs.push(json!({"policy": "double-sparsity", "budget": budget, "dense_layers": 0}));
+    configs.push(json!({"policy": "cis", "budget": budget, "labels": 0.25}));
     configs.push(json!({"policy": "duo-attention", "budget": budget, "alpha": [[0.3, 0.8]]}));
     configs
 }

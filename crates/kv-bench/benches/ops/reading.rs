@@ -4,8 +4,8 @@ use criterion::Criterion;
 use kv_kernels::{
     Choice, CisSelectOptions, CisStrategy, Dilation, Earlier, IndexSets, ListTable, PageHeads,
     PageOptions, PageSpan, ScoreReduction, SetRule, Share, SimilarityReduction, SteerOptions,
-    cis_attention, cis_select, keep_lists, label_scores, list_slots, page_bounds, page_rows,
-    page_scores, page_slots, steer_sets, top_slots,
+    cis_attention, cis_select, copy_labels, keep_lists, label_scores, list_slots, page_bounds,
+    page_rows, page_scores, page_slots, steer_sets, top_slots,
 };
 
 use crate::inputs::{BATCH, CAPACITY, FEW, GROUP, HEAD_DIM, Inputs, KV_HEADS, PAIRS, SLOTS, bench};
@@ -41,6 +41,11 @@ pub(crate) fn reading(criterion: &mut Criterion, name: &str, inputs: &mut Inputs
         label_scores(query, &keys, &channels, &budgets, &ranges, CAPACITY, None).unwrap()
     };
     bench(criterion, "label_scores", name, &device, || drop(scored()));
+    let (of, mut labels) =
+        (inputs.ints([BATCH, KV_HEADS, 8], |i| i % 8), inputs.floats([SLOTS, 8]));
+    bench(criterion, "copy_labels", name, &device, || {
+        drop(copy_labels(query.clone(), &keys, &of, &ranges, &mut labels).unwrap());
+    });
     let scored = scored();
     let wanted = scored.wanted.clone();
     let choice = Choice::Top(scored.wanted);

@@ -4,7 +4,8 @@
 //! - [`argmin_slots`]: the slot of the lowest score in every range, which an eviction removes.
 //! - [`rankings`]: ranks of scores, and ranks where groups of entries compete.
 //! - [`pages`]: bounds of the keys of every page, and the pages that a query attends to (Quest).
-//! - [`labels`]: approximate logits from a few channels (Double Sparsity, HShare).
+//! - [`labels`]: approximate logits from a few channels (Double Sparsity, HShare), and these
+//!   channels of queries and newest keys (CIS with labels).
 //! - [`lists`]: token lists that heads and layers share for several steps (HShare).
 //! - [`scored_rows`]: rows of scored candidates, which `pages` and `labels` return.
 //! - [`window_starts`]: the first slots of windows whose start moves on with the sequence (PSAW).

@@ -1,4 +1,5 @@
-//! The channels by which Double Sparsity and HShare approximate products of queries and keys.
+//! The channels by which Double Sparsity, HShare and CIS with labels approximate products of
+//! queries and keys.
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::{counted, read_f32};
@@ -10,7 +11,7 @@ use crate::policy::config::invalid;
 use crate::policy::state_tensors::int_numbers;
 use crate::{Observation, Result};
 
-/// State of each query head's channels, integers `[B, Hq, r]`.
+/// State of channels, integers `[B, H, r]`: of query heads, or of key-value heads.
 pub(crate) const CHANNELS: &str = "channels";
 
 /// Channels for every layer and query head, the most important first; or for every key-value head,
@@ -57,12 +58,13 @@ impl Channels {
         Ok(Self::Lists(lists))
     }
 
-    /// `count` channels of each of a layer's `heads` query heads.
+    /// `count` channels of each of a layer's `heads` heads: of its `query_heads`, or of their
+    /// groups.
     fn of_layer(
         &self,
         policy: &'static str,
         observation: &Observation<'_>,
-        [heads, count]: [usize; 2],
+        [query_heads, heads, count]: [usize; 3],
     ) -> Result<Vec<Vec<u32>>> {
         let [_, kv_heads, _, head_dim] = observation.dims();
         let layer = observation.layer;
@@ -75,15 +77,13 @@ impl Channels {
             return Err(invalid(format!("`channels` has {actual}, expected {expected}")));
         }
         let own = &lists[layer.index];
-        if own.len() != heads && own.len() != kv_heads {
+        if own.len() != query_heads && own.len() != kv_heads {
             let (index, actual) = (layer.index, counted(own.len(), "head"));
             return Err(invalid(format!(
-                "`channels` of layer {index} has {actual}, expected {heads} or {kv_heads}"
+                "`channels` of layer {index} has {actual}, expected {query_heads} or {kv_heads}"
             )));
         }
-        let each = heads / own.len();
-        let lists = (0..heads).map(|head| {
-            let list = &own[head / each];
+        for (head, list) in own.iter().enumerate() {
             let unusable = list.len() < count
                 || list.iter().any(|&channel| channel as usize >= head_dim)
                 || (1..count).any(|at| list[..at].contains(&list[at]));
@@ -94,33 +94,63 @@ impl Channels {
                      below {head_dim}, found {list:?}"
                 )));
             }
-            Ok(list[..count].to_vec())
+        }
+        let lists = (0..heads).map(|head| {
+            let of_head = head * own.len() / heads..((head + 1) * own.len()).div_ceil(heads);
+            in_turns(&own[of_head], count)
         });
-        lists.collect()
+        Ok(lists.collect())
     }
 }
 
-/// `count` channels of every query head, `[B, Hq, count]`, ascending: the calibrated channels, or
-/// else the channels of the highest mean `|q_c k_c|` of a token's own query and key, over the
-/// prompt's last `window` tokens.
+/// The first `count` different channels of several lists, which take turns. Each list has as many.
+fn in_turns(lists: &[Vec<u32>], count: usize) -> Vec<u32> {
+    let mut chosen = Vec::with_capacity(count);
+    for channel in (0..count).flat_map(|rank| lists.iter().map(move |list| list[rank])) {
+        if chosen.len() < count && !chosen.contains(&channel) {
+            chosen.push(channel);
+        }
+    }
+    chosen
+}
+
+/// Which heads have channels of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ChannelsOf {
+    /// Every query head.
+    QueryHeads,
+    /// Every key-value head, for all query heads of its group.
+    KvHeads,
+}
+
+/// `count` channels of every head, `[B, H, count]`, ascending: the calibrated channels, or else the
+/// channels of the highest mean `|q_c k_c|` of a token's own query and key, over the prompt's last
+/// `window` tokens. A group's channels are those of the highest sum of its heads' means. Where
+/// channels of a group's query heads are calibrated, the heads take turns in choosing.
 pub(crate) fn channels(
     policy: &'static str,
     calibrated: Option<&Channels>,
     observation: &Observation<'_>,
+    of: ChannelsOf,
     count: usize,
     window: usize,
 ) -> Result<Tensor<3, Int>> {
     let queries = observation.last_queries(policy, window)?;
-    let [batch, heads, _, head_dim] = queries.dims();
+    let [batch, query_heads, _, head_dim] = queries.dims();
+    let heads = match of {
+        ChannelsOf::QueryHeads => query_heads,
+        ChannelsOf::KvHeads => observation.keys.dims()[1],
+    };
     let holds = (1..=head_dim).contains(&count);
     Check(policy).that("labels", count, holds, &format!("1 to {head_dim}"))?;
     let mut rows = match calibrated {
         Some(calibrated) => {
-            let own = calibrated.of_layer(policy, observation, [heads, count])?;
+            let own = calibrated.of_layer(policy, observation, [query_heads, heads, count])?;
             vec![own; batch].concat()
         }
         None => {
             let mean = ChannelStatistic::Product.mean(&queries, observation.keys);
+            let mean = mean.reshape([batch, heads, query_heads / heads, head_dim]).sum_dim(2);
             by_importance(&read_f32("channels", mean)?, head_dim, count)
         }
     };

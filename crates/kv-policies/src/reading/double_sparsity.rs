@@ -13,7 +13,7 @@ use crate::policy::check::Check;
 use crate::policy::config::{Config, config_of};
 use crate::policy::lists::SlotList;
 use crate::policy::state_tensors::int_state;
-use crate::reading::channels::{CHANNELS, Channels, channels};
+use crate::reading::channels::{CHANNELS, Channels, ChannelsOf, channels};
 use crate::reading::subset::{BUDGETS, set_budgets};
 use crate::{Capabilities, LayerContext, Needs, Observation, Policy, Result, StepPlan};
 
@@ -97,7 +97,8 @@ impl Policy for DoubleSparsity {
             return Ok(());
         }
         let labels = self.labels.unwrap_or((cache.head_dim() / 16).max(1));
-        let channels = channels(NAME, self.channels.as_ref(), observation, labels, self.window)?;
+        let (own, of) = (self.channels.as_ref(), ChannelsOf::QueryHeads);
+        let channels = channels(NAME, own, observation, of, labels, self.window)?;
         set_budgets(cache, channels.dims()[1], [self.budget.behind(observation.tokens()), 0, 0]);
         cache.set_int_state(CHANNELS, channels);
         Ok(())

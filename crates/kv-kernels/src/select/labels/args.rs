@@ -1,4 +1,4 @@
-//! The arguments and results of `label_scores` as backends take and return them.
+//! The arguments and results of the ops on labels as backends take and return them.
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
@@ -30,4 +30,21 @@ pub(crate) struct LabelScoresArgs<B: Backend> {
     pub(crate) period: usize,
     /// `T`
     pub(crate) columns: usize,
+}
+
+/// The arguments of [`crate::copy_labels`].
+#[derive(ExtensionType)]
+pub(crate) struct CopyLabelsArgs<B: Backend> {
+    /// `[B, N, D]`
+    pub(crate) query: FloatTensor<B>,
+    /// `[S, D]`
+    pub(crate) keys: FloatTensor<B>,
+    /// `[B, Hkv, r]`
+    pub(crate) channels: IntTensor<B>,
+    /// `[B, Hkv]`
+    pub(crate) offsets: IntTensor<B>,
+    /// `[B, Hkv]`
+    pub(crate) lengths: IntTensor<B>,
+    /// `[S, r]`, written in place.
+    pub(crate) labels: FloatTensor<B>,
 }

@@ -1,7 +1,9 @@
-//! The kernel of `label_scores`, with one unit for each slot of a row.
+//! The kernels of `label_scores`, with one unit for each slot of a row, and of `copy_labels`, with
+//! one unit for each number.
 
 use cubecl::prelude::*;
 
+use crate::components::pool::HeadRanges;
 use crate::select::scored_rows::{BUDGETS, ScoredRowBuffers};
 
 /// The query heads' rows of candidates, and the channels that score them.
@@ -105,4 +107,38 @@ fn is_due(kept: &KeptLists, row: usize, head: usize, length: usize) -> bool {
         }
     }
     due
+}
+
+/// Writes the label channels of the queries, and of each range's newest key.
+///
+/// # Shapes
+/// `query` `[B, Hkv, queries, head_dim]`, `keys` `[S, head_dim]`, `channels` `[B, Hkv, count]`,
+/// `chosen` `[B, Hkv, queries, count]`, `labels` `[S, count]`.
+#[cube(launch)]
+pub(crate) fn copy_labels_kernel<E: Float>(
+    query: &[E],
+    keys: &[E],
+    channels: &[i32],
+    ranges: &HeadRanges,
+    chosen: &mut [E],
+    labels: &mut [E],
+    queries: usize,
+    head_dim: usize,
+    count: usize,
+    #[define(E)] _dtype: ElemType,
+) {
+    // A range has a row for each query, and one for its newest key behind them.
+    let (row, label) = (ABSOLUTE_POS / count, ABSOLUTE_POS % count);
+    let (kv_head, own) = (row / (queries + 1), row % (queries + 1));
+    if kv_head >= ranges.total_kv_heads {
+        terminate!();
+    }
+    let channel = channels[kv_head * count + label] as usize;
+    if own < queries {
+        let of = kv_head * queries + own;
+        chosen[of * count + label] = query[of * head_dim + channel];
+    } else if ranges.lengths[kv_head] > 0 {
+        let newest = (ranges.offsets[kv_head] + ranges.lengths[kv_head] - 1) as usize;
+        labels[newest * count + label] = keys[newest * head_dim + channel];
+    }
 }

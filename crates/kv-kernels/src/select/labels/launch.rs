@@ -1,15 +1,16 @@
-//! Launches `label_scores` on CubeCL devices.
+//! Launches the ops on labels on CubeCL devices.
 
-use burn::backend::TensorMetadata;
+use burn::backend::{Shape, TensorMetadata};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::calculate_cube_count_elemwise;
 use cubecl::prelude::*;
 
-use super::args::LabelScoresArgs;
-use super::kernel::{KeptListsLaunch, LabelRowsLaunch, label_scores_kernel};
-use crate::backend::client::elem_type;
+use super::args::{CopyLabelsArgs, LabelScoresArgs};
+use super::kernel::{KeptListsLaunch, LabelRowsLaunch, copy_labels_kernel, label_scores_kernel};
+use crate::backend::client::{elem_type, empty_like};
+use crate::components::pool::HeadRangesLaunch;
 use crate::select::scored_rows::ScoredRowTensors;
 
 /// Returns scores, numbers of candidates, and numbers of wanted tokens.
@@ -57,4 +58,34 @@ pub(super) fn run(args: LabelScoresArgs<CubeBackend>) -> ScoredRowTensors<CubeBa
         elem_type(query.dtype),
     );
     scored
+}
+
+/// Writes into the labels' own buffer. Returns it, and the label channels of queries.
+pub(super) fn copy(args: CopyLabelsArgs<CubeBackend>) -> (CubeTensor, CubeTensor) {
+    let CopyLabelsArgs { query, keys, channels, offsets, lengths, labels } = args;
+    let labels = into_contiguous(labels);
+    let [batch, all, head_dim] = query.shape().dims();
+    let [_, _, count] = channels.shape().dims();
+    let total_kv_heads = offsets.shape().num_elements();
+    let queries = batch * all / total_kv_heads;
+    let chosen = empty_like(&query, Shape::from([batch, all, count]), query.dtype);
+    let units = total_kv_heads * (queries + 1) * count;
+    let cube_dim = CubeDim::new(&query.client, units);
+    let arg = |tensor: CubeTensor| into_contiguous(tensor).into_buffer_arg();
+    copy_labels_kernel::launch(
+        &query.client.clone(),
+        calculate_cube_count_elemwise(&query.client, units, cube_dim),
+        cube_dim,
+        arg(query.clone()),
+        arg(keys),
+        arg(channels),
+        HeadRangesLaunch::new(arg(offsets), arg(lengths), total_kv_heads),
+        chosen.clone().into_buffer_arg(),
+        labels.clone().into_buffer_arg(),
+        queries,
+        head_dim,
+        count,
+        elem_type(query.dtype),
+    );
+    (labels, chosen)
 }

@@ -1,5 +1,6 @@
 //! Approximate logits from a few channels of each head, `sum_c q_c k_c`. Double Sparsity scores all
-//! rows so, and HShare those rows that choose their lists anew.
+//! rows so, and HShare those rows that choose their lists anew. CIS with labels keeps these
+//! channels of all keys.
 
 mod args;
 mod backend;
@@ -16,10 +17,11 @@ use super::lists;
 use crate::backend::check::Check;
 use crate::select::scored_rows::{BUDGETS, ScoredRows};
 use crate::{KernelError, SlotRanges};
-use args::LabelScoresArgs;
+use args::{CopyLabelsArgs, LabelScoresArgs};
 use backend::LabelsOps;
 
 const OP: &str = "label_scores";
+const COPY: &str = "copy_labels";
 
 /// Which rows choose their lists anew, where rows (query heads) share lists and keep them for
 /// several steps.
@@ -103,4 +105,52 @@ pub fn label_scores(
         columns: longest,
     });
     Ok(scored.into())
+}
+
+/// Takes some channels of queries, and the same channels of each range's newest key, which are
+/// written into the range's newest row of `labels`, in place. Products of both are approximate
+/// logits. Returns the channels of the queries, `[B, N, r]`.
+///
+/// # Shapes
+/// `query` `[B, N, D]`, with the queries of a range side by side; `keys` `[S, D]` of its dtype;
+/// `channels` `[B, Hkv, r]`, 32-bit, below `D` (on the device, not checked); `ranges` `[B, Hkv]`;
+/// `labels` `[S, r]`, of the keys' dtype, without padding between rows.
+///
+/// # Errors
+/// [`KernelError`] where shapes, dtypes or devices do not fit.
+pub fn copy_labels(
+    query: Tensor<3>,
+    keys: &Tensor<2>,
+    channels: &Tensor<3, Int>,
+    ranges: &SlotRanges,
+    labels: &mut Tensor<2>,
+) -> Result<Tensor<3>, KernelError> {
+    let check = Check::new(COPY, &query);
+    check.supported()?;
+    check.float("query", &query)?;
+    check.filled("query", &query)?;
+    let ([batch, heads, head_dim], [_, kv_heads]) = (query.dims(), ranges.offsets.dims());
+    check.ranges(ranges, batch, kv_heads)?;
+    if kv_heads == 0 || heads % kv_heads != 0 {
+        return Err(KernelError::HeadGroups { op: COPY, query_heads: heads, kv_heads });
+    }
+    let ([slots, _], [_, _, count]) = (keys.dims(), channels.dims());
+    check.shape("keys", keys, &[slots, head_dim])?;
+    check.same_dtype("keys", keys, "the query's dtype", query.dtype())?;
+    check.counted("keys", keys)?;
+    check.shape("channels", channels, &[batch, kv_heads, count])?;
+    check.int("channels", channels)?;
+    check.filled("channels", channels)?;
+    check.shape("labels", labels, &[slots, count])?;
+    check.same_dtype("labels", labels, "the keys' dtype", keys.dtype())?;
+    let (written, chosen) = <Dispatch as LabelsOps>::copy_labels(CopyLabelsArgs {
+        query: query.into_dispatch(),
+        keys: keys.clone().into_dispatch(),
+        channels: channels.clone().into_dispatch(),
+        offsets: ranges.offsets.clone().into_dispatch(),
+        lengths: ranges.lengths.clone().into_dispatch(),
+        labels: check.take(labels).into_dispatch(),
+    });
+    *labels = Tensor::from_dispatch(written);
+    Ok(Tensor::from_dispatch(chosen))
 }

@@ -1,4 +1,4 @@
-//! `label_scores` in plain loops: the CPU path, and the oracle of the kernel's tests.
+//! The ops on labels in plain loops: the CPU path, and the oracle of the kernels' tests.
 
 use crate::select::scored_rows::BUDGETS;
 
@@ -54,4 +54,28 @@ impl Labels<'_> {
             && source.get(1).is_none_or(|&layer| layer as usize == self.layer);
         own && ((length as usize).is_multiple_of(self.period) || lists[row * width] < 0)
     }
+}
+
+/// Writes the label channels of each range's newest key, and returns those of all queries.
+pub(crate) fn copy_labels<E: Copy>(
+    [query, keys]: [&[E]; 2],
+    labels: &mut [E],
+    [offsets, lengths, channels]: [&[i32]; 3],
+    slots: usize,
+    head_dim: usize,
+) -> Vec<E> {
+    let count = labels.len() / slots;
+    let queries = query.len() / head_dim / offsets.len();
+    let own = |kv_head: usize, row: &[E]| -> Vec<E> {
+        let channels = channels[kv_head * count..][..count].iter();
+        channels.map(|&channel| row[channel as usize]).collect()
+    };
+    let newest = offsets.iter().zip(lengths).map(|(offset, length)| offset + length - 1);
+    for (kv_head, slot) in newest.enumerate().filter(|(kv_head, _)| lengths[*kv_head] > 0) {
+        let slot = slot as usize;
+        let row = own(kv_head, &keys[slot * head_dim..][..head_dim]);
+        labels[slot * count..][..count].copy_from_slice(&row);
+    }
+    let rows = query.chunks_exact(head_dim).enumerate();
+    rows.flat_map(|(row, query)| own(row / queries, query)).collect()
 }

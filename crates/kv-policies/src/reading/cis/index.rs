@@ -21,9 +21,10 @@ pub struct CisIndex(pub(crate) IndexSets);
 pub struct StepQueries {
     /// The queries that attend, `[B, Hq, D]`.
     pub query: Tensor<3>,
-    /// The queries that score keys where the step retrieves, `[B, w * Hq, D]`. The queries of a
-    /// range lie side by side. `None` where the queries that attend score, too.
-    pub votes: Option<Tensor<3>>,
+    /// The queries and keys that score slots where the step retrieves, `[B, w * Hq, d]` and
+    /// `[S, d]`, for `w` queries of each head and `d` of its channels. The queries of a range lie
+    /// side by side. `None` where the queries that attend score the cache's keys.
+    pub scored: Option<(Tensor<3>, Tensor<2>)>,
     /// Steps whose vectors are alike share a set. `[ranges, parts, length]`
     pub vectors: Tensor<3>,
 }
@@ -89,20 +90,24 @@ impl CisIndex {
         let ranges = ranges_of(cache, self.ranges());
         let longest = cache.layout().most_capacity();
         let sets = &mut self.0;
-        let options = CisSelectOptions { longest: options.longest.or(Some(longest)), ..options };
+        // Products over some channels have the scale of whole products.
+        let scale = options.scale.or(Some(1.0 / (cache.head_dim() as f32).sqrt()));
+        let options =
+            CisSelectOptions { longest: options.longest.or(Some(longest)), scale, ..options };
         let (keys, values) = (cache.keys().clone(), cache.values().clone());
-        let StepQueries { query, votes, vectors } = queries;
-        if !measures && votes.is_none() {
+        let StepQueries { query, scored, vectors } = queries;
+        if !measures && scored.is_none() {
             let pools = [keys, values];
             let output = cis_attention(query, vectors, pools, &ranges, newest, sets, options)?;
             let attended =
                 AttentionOutput { output, log_sum_exp: None, probabilities: None, logits: None };
             return Ok((attended, None));
         }
+        let (scoring, scored) = scored.unwrap_or_else(|| (query.clone(), keys.clone()));
         let sums = cis_select(
-            votes.unwrap_or_else(|| query.clone()),
+            scoring,
             vectors,
-            keys.clone(),
+            scored,
             &ranges,
             newest,
             sets,

@@ -1,6 +1,7 @@
 //! Clustered index sharing (PrHS, section IV-A).
 
 mod index;
+mod labels;
 mod options;
 mod query_ring;
 mod star;
@@ -13,10 +14,12 @@ use kv_kernels::{IndexSets, ScoreReduction, SetRule, Share};
 
 pub use index::{CisIndex, StepQueries};
 
+use labels::LabelKeys;
 use query_ring::QueryRing;
 
 use crate::policy::check::Check;
 use crate::policy::config::{Config, config_of, invalid};
+use crate::reading::channels::{CHANNELS, ChannelsOf, channels};
 use crate::{
     Capabilities, LayerContext, Needs, Observation, Plan, Policy, PolicyError, Result, Step,
     StepPlan,
@@ -51,7 +54,7 @@ impl Cis {
 
     /// [`Self::new`] under another policy's name.
     pub(crate) fn named(name: &'static str, options: CisOptions, star: bool) -> Result<Self> {
-        options.validate(name)?;
+        let options = options.validated(name)?;
         if let Some(target) = options.target.filter(|_| star) {
             // The target and CIS* would both change `k`.
             let reason = format!(
@@ -93,8 +96,10 @@ impl Policy for Cis {
     }
 
     fn needs(&self) -> Needs {
-        let window = if self.options.votes() { self.options.vote } else { 0 };
-        Needs { window, ..Needs::default() }
+        let options = &self.options;
+        let vote = if options.votes() { options.vote } else { 0 };
+        let labels = options.labels.map_or(0, |_| options.label_window());
+        Needs { window: vote.max(labels), ..Needs::default() }
     }
 
     fn init_cache(
@@ -122,10 +127,19 @@ impl Policy for Cis {
             let last = observation.prompt_tokens.saturating_sub(1);
             cache.insert_policy_state(QueryRing::new(by_range, last, window));
         }
+        if let Some(count) = self.options.label_count(cache.head_dim()) {
+            let (own, window) = (self.options.channels.as_ref(), self.options.label_window());
+            let of = ChannelsOf::KvHeads;
+            let channels = channels(self.name, own, observation, of, count, window)?;
+            cache.set_int_state(CHANNELS, channels);
+            LabelKeys::keep(cache)?;
+        }
         Ok(())
     }
 
     fn restore(&self, cache: &mut LayerCache) -> Result<()> {
+        cache.states_to_ints(&[CHANNELS]);
+        cache.restore_state::<LabelKeys>()?;
         cache.restore_state::<QueryRing>()?;
         Ok(cache.restore_state::<CisIndex>()?)
     }
@@ -134,8 +148,8 @@ impl Policy for Cis {
         let CisOptions { similarity, group_score, target, block, .. } = self.options;
         let compares_hidden = similarity == Similarity::Hidden;
         let sums = group_score == ScoreReduction::Sum && target.is_none() && !self.star;
-        // A set of a vote is not the best of the step's own query.
-        let sums = sums && !self.options.votes();
+        // A set of a vote is not the best of the step's own query, nor one that labels chose.
+        let sums = sums && !self.options.votes() && self.options.labels.is_none();
         Capabilities {
             changes_decode: true,
             compares_hidden,
@@ -199,7 +213,14 @@ impl Cis {
             }
             false => None,
         };
-        let queries = StepQueries { query, votes, vectors };
+        let scored = match options.label_count(cache.head_dim()) {
+            Some(count) => {
+                let queries = votes.unwrap_or_else(|| query.clone());
+                Some(LabelKeys::score(cache, queries, count)?)
+            }
+            None => votes.map(|votes| (votes, cache.keys().clone())),
+        };
+        let queries = StepQueries { query, scored, vectors };
         let (attention, all) = CisIndex::attend(cache, queries, newest, retrieval, measures)?;
         if let Some((read, all)) = attention.log_sum_exp.zip(all) {
             let width = cache.policy_state::<CisIndex>().map_or(1, |index| index.sets().width());

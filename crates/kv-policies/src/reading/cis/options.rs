@@ -9,8 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::Result;
 use crate::policy::check::Check;
+use crate::policy::config::invalid;
 use crate::policy::notice::warn_once;
 use crate::policy::spelling;
+use crate::reading::channels::Channels;
 use crate::reading::set_parts::SetParts;
 
 /// The vectors that two steps are compared by (table VII).
@@ -41,7 +43,7 @@ pub enum SetsOf {
 }
 
 /// Options of CIS; the paper's by default.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CisOptions {
     /// `C`: tokens attended to per head, sinks and locals included, neighbours not.
@@ -70,6 +72,17 @@ pub struct CisOptions {
     /// Ours.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub tail: bool,
+    /// Channels of a key by which retrievals score it: a number of them, or up to 1 a share of the
+    /// head dim, rounded up to a multiple of 4. A sixteenth is what table II counts. By default
+    /// retrievals score whole keys. Not with a target.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels: Option<f64>,
+    /// Calibrated channels for [`Self::labels`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub channels: Option<Channels>,
+    /// The prompt's last tokens that choose channels, where none are calibrated; 64 by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<usize>,
     /// `m / k`: share of a retrieved set that brings its neighbours along, the best first.
     pub dilated: f32,
     /// `r`: neighbours on each side.
@@ -129,6 +142,10 @@ const LONGEST_BLOCK: usize = 1_024;
 const NEW_NEIGHBOURS: f32 = 0.25;
 /// The relative change of `k` where a step drops twice the target.
 const GAIN: f32 = 0.25;
+/// Kernels read rows in vectors of so many numbers.
+const LABELS_EACH: usize = 4;
+/// As under Double Sparsity.
+const LABEL_WINDOW: usize = 64;
 
 impl CisOptions {
     /// The paper's `τ`.
@@ -145,6 +162,9 @@ impl CisOptions {
             compared: Earlier::Any,
             vote: 1,
             tail: false,
+            labels: None,
+            channels: None,
+            window: None,
             dilated: 1.0 / 3.0,
             radius: 1,
             neighbours: Dilation::Shared,
@@ -158,8 +178,12 @@ impl CisOptions {
         }
     }
 
-    pub(crate) fn validate(&self, policy: &'static str) -> Result<()> {
-        let Self { block, threshold, dilated, radius, .. } = *self;
+    /// The options with their channels read from their file.
+    ///
+    /// # Errors
+    /// [`crate::PolicyError::InvalidConfig`], [`crate::PolicyError::ProtectedOverBudget`].
+    pub(crate) fn validated(self, policy: &'static str) -> Result<Self> {
+        let Self { block, threshold, dilated, radius, .. } = self;
         self.budget.validate()?;
         let check = Check(policy);
         let blocks = 1..=LONGEST_BLOCK;
@@ -182,10 +206,45 @@ impl CisOptions {
             check.that("target", target, holds, "a share between 0 and 1")?;
         }
         check.positive("every", self.every)?;
+        self.check_labels(policy)?;
         if let Budget::Tokens(budget) = self.budget {
             self.parts(policy, budget)?;
         }
-        Ok(())
+        let channels = self.channels.map(|channels| channels.read(policy)).transpose()?;
+        Ok(Self { channels, ..self })
+    }
+
+    fn check_labels(&self, policy: &'static str) -> Result<()> {
+        let check = Check(policy);
+        let Some(labels) = self.labels else {
+            let given = [("channels", self.channels.is_some()), ("window", self.window.is_some())];
+            return match given.into_iter().find(|(_, given)| *given) {
+                Some((name, _)) => {
+                    let reason = format!("`{name}` is there, expected none without `labels`");
+                    Err(invalid(policy, reason))
+                }
+                None => Ok(()),
+            };
+        };
+        let counts = labels > 0.0 && labels.is_finite();
+        check.that("labels", labels, counts, "a share above 0, or a number of channels")?;
+        let alone = self.target.is_none();
+        // Measured steps would take the attention of whole keys.
+        check.that("labels", labels, alone, "none where there is a `target`")?;
+        check.positive("window", self.label_window())
+    }
+
+    /// The channels by which retrievals score a key of `head_dim`, if not by all.
+    pub(crate) fn label_count(&self, head_dim: usize) -> Option<usize> {
+        let labels = self.labels?;
+        let count = if labels <= 1.0 { labels * head_dim as f64 } else { labels };
+        // The cast saturates; more channels than there are is an error where they are chosen.
+        Some((count.ceil() as usize).min(1 << 16).next_multiple_of(LABELS_EACH))
+    }
+
+    /// The prompt's last tokens that choose channels.
+    pub(crate) fn label_window(&self) -> usize {
+        self.window.unwrap_or(LABEL_WINDOW)
     }
 
     /// Whether several queries choose a set.

@@ -8,7 +8,7 @@ use super::critical::Critical;
 use super::shared::SharedLists;
 use super::{HShare, NAME, PROMPT, SOURCES, copies, share_map};
 use crate::policy::state_tensors::int_numbers;
-use crate::reading::channels::{CHANNELS, channels};
+use crate::reading::channels::{CHANNELS, ChannelsOf, channels};
 use crate::reading::subset::set_budgets;
 use crate::{Observation, OwnedObservation, Policy, Result};
 
@@ -26,7 +26,8 @@ impl HShare {
     pub(super) fn shares(&self, observation: &Observation<'_>) -> Result<Shares> {
         let head_dim = observation.dims()[3];
         let labels = self.labels.unwrap_or((head_dim / 4).clamp(1, 32));
-        let channels = channels(NAME, self.channels.as_ref(), observation, labels, self.window)?;
+        let (own, of) = (self.channels.as_ref(), ChannelsOf::QueryHeads);
+        let channels = channels(NAME, own, observation, of, labels, self.window)?;
         let heavy = self.parts(self.budget.behind(observation.tokens()))?.top;
         let queries = observation.last_queries(NAME, self.window)?;
         let critical = Critical::of(&queries, observation.keys, &channels, heavy)?;
