@@ -219,7 +219,10 @@ impl BlockReviver {
             }
             budget => {
                 let slots = budget.resolve(tokens).max(LEAST);
-                (layers.spread(count, slots, LEAST, tokens.max(LEAST))?[index], tokens)
+                let slots = layers.spread(count, slots, LEAST, tokens.max(LEAST))?[index];
+                // Tokens to come cost an archive and a summary little: they have room from the start.
+                let grows = !matches!(self.options.form, VagueForm::Quantized { .. });
+                (slots, tokens + if grows { new_tokens } else { 0 })
             }
         };
         Ok(self.options.parts(budget, all, new_tokens, head_dim))
