@@ -33,14 +33,22 @@ pub(crate) enum Interval {
     Between(f64, f64),
 }
 
-/// What tells a sample from others: the source, the prompt, and the position in a text.
-type Key<'a> = (Option<&'a str>, Option<&'a str>, Option<usize>);
+/// What tells a sample from others: the source, the prompt and its length, and the position in a
+/// text.
+type Key<'a> = (Option<&'a str>, Option<&'a str>, Option<usize>, Option<usize>);
 
 impl Estimate {
     /// The mean of one metric over whole runs, and its interval.
     pub(crate) fn of(records: &[&Record], metric: &str) -> Option<Self> {
-        let mean = summary(records, metric)?;
-        let samples: Vec<f64> = samples(records, metric).into_values().collect();
+        let whole = summary(records, metric)?;
+        let samples = samples(records, metric);
+        let of_prompts = samples.keys().all(|(_, prompt, ..)| prompt.is_some());
+        let samples: Vec<f64> = samples.into_values().collect();
+        // Prompts with more questions than others count once.
+        let mean = match of_prompts && !samples.is_empty() {
+            true => samples.iter().mean(),
+            false => whole,
+        };
         let binary = || metric == metric::EXACT_MATCH && samples.iter().all(|s| s.fract() == 0.0);
         let interval = if binary() {
             binomial(samples.iter().filter(|sample| **sample == 1.0).count(), samples.len())
@@ -89,7 +97,8 @@ fn samples<'a>(records: &[&'a Record], metric: &str) -> BTreeMap<Key<'a>, f64> {
         contexts.push((case.source.as_deref(), case.length));
         let value = record.number();
         let value = if metric == metric::PERPLEXITY { value.ln() } else { value };
-        let key = (case.source.as_deref(), case.prompt.as_deref(), case.position);
+        let source = case.source.as_deref();
+        let key = (source, case.prompt.as_deref(), case.length, case.position);
         let (sum, count) = sums.entry(key).or_default();
         (*sum, *count) = (*sum + value, *count + 1.0);
     }

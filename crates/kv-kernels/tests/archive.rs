@@ -29,7 +29,7 @@ fn rounded(numbers: Vec<f32>, dtype: DType) -> Vec<f32> {
     numbers.into_iter().map(round).collect()
 }
 
-/// The number of a half of a word, by the upper 16 bits of an f32.
+/// The bf16 number in a half of a word.
 fn half_of(word: i32, upper: bool) -> f32 {
     let word = word as u32;
     f32::from_bits(if upper { word & 0xffff_0000 } else { word << 16 })
@@ -53,6 +53,7 @@ fn archived(
     dtype: DType,
     [batch, kv_heads, head_dim]: [usize; 3],
     blocks: &[usize],
+    keeps_slots: bool,
 ) -> Archived {
     let total: usize = blocks.iter().sum();
     let slots = total * BLOCK;
@@ -61,14 +62,15 @@ fn archived(
     // As in models, a few channels of keys are large in all tokens.
     keys.chunks_mut(head_dim).for_each(|row| row[1] = row[1] * 0.5 + 6.0);
     let [keys, values] = [keys, values].map(|own| rounded(own, dtype));
-    let mut pool = ArchivePool::new(total, head_dim, dtype, true, device);
-    let order: Vec<i32> = (0..slots as i32).collect();
-    for (sign, first) in [(-1.0, 0), (1.0, 0)] {
+    let mut pool = ArchivePool::new(total, head_dim, dtype, keeps_slots, device);
+    // A list for each block, and one that is not written.
+    let from: Vec<i32> = (0..slots as i32).chain(0..BLOCK as i32).collect();
+    let to: Vec<i32> = (0..total as i32).chain([-1]).collect();
+    for sign in [-1.0, 1.0] {
         let [keys, values] =
             [&keys, &values].map(|own| rows(own, head_dim, dtype, device).mul_scalar(sign));
-        // Two lists of which the second is not written, and one that is.
-        let from = ints(&[order.clone(), order.clone()].concat(), device).reshape([2, slots]);
-        archive_slots(&mut pool, keys, values, from, ints(&[first, -1], device)).unwrap();
+        let from = ints(&from, device).reshape([total + 1, BLOCK]);
+        archive_slots(&mut pool, keys, values, from, ints(&to, device)).unwrap();
     }
     let lengths: Vec<usize> = blocks.iter().map(|count| count * BLOCK).collect();
     let mut next = 0;
@@ -98,26 +100,25 @@ impl Archived {
         self.lengths[..range].iter().sum()
     }
 
-    /// The means of a block's rows of keys or values, by the upper 16 bits.
+    /// The means of a block's rows of keys or values, in bf16.
     fn mean(&self, of: &[f32], block: usize) -> Vec<f64> {
         (0..self.head_dim)
             .map(|channel| {
                 let slots = block * BLOCK..(block + 1) * BLOCK;
                 let sum: f32 = slots.map(|slot| self.row(of, slot)[channel]).sum();
-                f64::from(half_of((sum / BLOCK as f32).to_bits() as i32, true))
+                f64::from(bf16::from_f32(sum / BLOCK as f32).to_f32())
             })
             .collect()
     }
 
-    /// The mean distances of a block's keys from their means, by the upper 16 bits.
+    /// The mean distances of a block's keys from their means, in bf16.
     fn spreads(&self, block: usize) -> Vec<f64> {
         let means = self.mean(&self.keys, block);
         let spread = |channel: usize| {
             let key = |slot| f64::from(self.row(&self.keys, slot)[channel]);
             let slots = block * BLOCK..(block + 1) * BLOCK;
             let distances: f64 = slots.map(|slot| (key(slot) - means[channel]).abs()).sum();
-            let spread = (distances / BLOCK as f64) as f32;
-            f64::from(half_of(spread.to_bits() as i32, true))
+            f64::from(bf16::from_f32((distances / BLOCK as f64) as f32).to_f32())
         };
         (0..self.head_dim).map(spread).collect()
     }
@@ -145,8 +146,9 @@ fn each_dtype(mut test: impl FnMut(&TestDevice, DType)) {
 #[test]
 fn rows_and_statistics_are_those_of_the_slots() {
     each_dtype(|tested, dtype| {
-        for head_dim in [64, 80, 128, 34] {
-            let archived = archived(&tested.device, dtype, [1, 2, head_dim], &[2, 3]);
+        let odd = if dtype == DType::F32 { 33 } else { 34 };
+        for (head_dim, keeps) in [(64, true), (80, true), (128, true), (odd, true), (48, false)] {
+            let archived = archived(&tested.device, dtype, [1, 2, head_dim], &[2, 3], keeps);
             let data = archived.pool.to_data().unwrap();
             let [words, signatures, statistics, means] =
                 data.map(|data| data.try_into_vec::<i32>().unwrap());
@@ -161,23 +163,31 @@ fn rows_and_statistics_are_those_of_the_slots() {
                 })
                 .collect();
             let words = head_dim.div_ceil(32);
-            for (slot, row) in numbers.chunks(2 * head_dim).enumerate() {
+            assert!(keeps || numbers.len() * size == 4, "{}", numbers.len());
+            for slot in 0..5 * BLOCK {
                 let (block, at) = (slot / BLOCK, slot % BLOCK);
-                assert_eq!(row[..head_dim], *archived.row(&archived.keys, slot), "{}", tested.name);
-                assert_eq!(row[head_dim..], *archived.row(&archived.values, slot));
+                let key = archived.row(&archived.keys, slot);
+                if keeps {
+                    let row = &numbers[slot * 2 * head_dim..][..2 * head_dim];
+                    assert_eq!(row[..head_dim], *key, "{}", tested.name);
+                    assert_eq!(row[head_dim..], *archived.row(&archived.values, slot));
+                }
+                let (key_means, spreads) =
+                    (archived.mean(&archived.keys, block), archived.spreads(block));
+                let value_means = archived.mean(&archived.values, block);
                 for channel in 0..head_dim {
                     let word = statistics[block * head_dim + channel];
-                    let mean = half_of(word, false);
-                    let sign =
-                        signatures[(block * words + channel / 32) * BLOCK + at] >> (channel % 32);
-                    assert_eq!(sign & 1 == 1, row[channel] > mean, "{} {slot}", tested.name);
-                    let expected = archived.mean(&archived.keys, block)[channel];
-                    assert_eq!(f64::from(mean), expected, "{} {channel}", tested.name);
-                }
-                let value_means = archived.mean(&archived.values, block);
-                for (channel, expected) in value_means.into_iter().enumerate() {
+                    let (mean, spread) = (half_of(word, false), half_of(word, true));
+                    assert_eq!(f64::from(mean), key_means[channel], "{} {channel}", tested.name);
+                    let off = (f64::from(spread) / spreads[channel] - 1.0).abs();
+                    assert!(off < 5e-3, "{} {channel}: {spread}", tested.name);
                     let word = means[block * head_dim.div_ceil(2) + channel / 2];
-                    assert_eq!(f64::from(half_of(word, channel % 2 == 1)), expected);
+                    assert_eq!(f64::from(half_of(word, channel % 2 == 1)), value_means[channel]);
+                    if keeps {
+                        let word = (block * words + channel / 32) * BLOCK + at;
+                        let sign = signatures[word] >> (channel % 32) & 1;
+                        assert_eq!(sign == 1, key[channel] > mean, "{} {slot}", tested.name);
+                    }
                 }
             }
         }
@@ -191,7 +201,7 @@ fn scores_are_those_of_estimated_keys() {
         for (kv_heads, group, head_dim) in [(2, 1, 64), (1, 4, 128), (2, 3, 80)] {
             let device = &tested.device;
             let blocks = [[1, 2], [3, 1]].concat()[..2 * kv_heads].to_vec();
-            let archived = archived(device, dtype, [2, kv_heads, head_dim], &blocks);
+            let archived = archived(device, dtype, [2, kv_heads, head_dim], &blocks, true);
             let heads = kv_heads * group;
             let queries = rounded(Numbers::new(5).normal(2 * heads * head_dim), dtype);
             let query = rows(&queries, head_dim, dtype, device).reshape([2, heads, head_dim]);
@@ -222,7 +232,9 @@ fn scores_are_those_of_estimated_keys() {
 #[test]
 fn attention_is_that_over_chosen_slots_and_means() {
     each_dtype(|tested, dtype| {
-        for (kv_heads, group, head_dim) in [(2, 1, 64), (1, 4, 128), (2, 3, 80), (1, 8, 32)] {
+        for (kv_heads, group, head_dim) in
+            [(2, 1, 64), (1, 4, 128), (2, 3, 80), (1, 8, 32), (1, 2, 34)]
+        {
             for (revived, spread) in
                 [(0, false), (0, true), (1, false), (10, true), (64, false), (1_000, true)]
             {
@@ -241,7 +253,9 @@ fn check_attention(
 ) {
     let device = &tested.device;
     let blocks = [1, 0, 3, 2][..2 * kv_heads].to_vec();
-    let archived = archived(device, dtype, [2, kv_heads, head_dim], &blocks);
+    // A pool that sums up has no slots that could come back.
+    let keeps = revived > 0;
+    let archived = archived(device, dtype, [2, kv_heads, head_dim], &blocks, keeps);
     let heads = kv_heads * group;
     let queries = rounded(Numbers::new(6).normal(2 * heads * head_dim), dtype);
     let query = rows(&queries, head_dim, dtype, device).reshape([2, heads, head_dim]);
@@ -261,7 +275,9 @@ fn check_attention(
         let range = head / group;
         let (first, length) = (archived.first(range), archived.lengths[range]);
         let mut order: Vec<usize> = (0..length).collect();
-        order.sort_by(|a, b| scores[range * 192 + b].total_cmp(&scores[range * 192 + a]));
+        if keeps {
+            order.sort_by(|a, b| scores[range * 192 + b].total_cmp(&scores[range * 192 + a]));
+        }
         order.truncate(revived);
         let wide = |row: &[f32]| row.iter().map(|x| f64::from(*x)).collect::<Vec<f64>>();
         let logit = |key: &[f64]| {
@@ -324,7 +340,7 @@ fn words_come_back_from_host_memory() {
 fn calls_that_do_not_fit_are_refused() {
     for tested in devices() {
         let device = &tested.device;
-        let archived = archived(device, DType::F32, [1, 1, 64], &[1]);
+        let archived = archived(device, DType::F32, [1, 1, 64], &[1], true);
         let query = Tensor::<3>::zeros([1, 2, 64], (device, DType::F32));
         let before = |heads: usize| AttendedSlots {
             output: Tensor::zeros([1, 2, 64], (device, DType::F32)),

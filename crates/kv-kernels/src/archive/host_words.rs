@@ -12,8 +12,9 @@ use crate::backend::check::Check;
 /// Words of 32 bits in host memory, which a device's kernels read and write.
 ///
 /// CUDA devices reach page-locked host memory over the bus, at the address that the host has: reads
-/// need neither the host's help nor a copy, and can be recorded. Devices without such memory (wgpu)
-/// keep the words in a tensor of their own, which takes the device's memory. A CPU's memory is host
+/// need neither the host's help nor a copy, and can be recorded. Devices without such memory (wgpu,
+/// and CUDA where the driver has no page-locked memory left) keep the words in a tensor of their
+/// own, which takes the device's memory. A CPU's memory is host
 /// memory.
 ///
 /// As with tensors of a GPU, kernels that write into the words write into their clones.
@@ -146,18 +147,21 @@ mod page_locked {
     //! Page-locked memory of CUDA devices.
 
     use std::iter::once;
+    use std::sync::{Mutex, PoisonError};
 
     use burn::backend::DispatchDevice;
-    use burn::tensor::{AllocationProperty, Bytes};
-    use burn::tensor::{Device, TensorData};
+    use burn::tensor::{AllocationProperty, Bytes, DType, Device, StreamId, TensorData};
 
     use crate::backend::client::is_cuda;
+    use crate::device_work;
 
     /// Page-locked memory. Kernels use its address, so it is freed once they have ended.
     #[derive(Debug)]
     pub(super) struct Memory {
         bytes: Bytes,
         device: Device,
+        /// The streams of the threads that have launched kernels with the address.
+        streams: Mutex<Vec<StreamId>>,
     }
 
     impl Memory {
@@ -171,7 +175,9 @@ mod page_locked {
             let (mut bytes, shape, dtype) = data.into_parts();
             client.staging(once(&mut bytes), false);
             match bytes.property() {
-                AllocationProperty::Pinned => Ok(Self { bytes, device: device.clone() }),
+                AllocationProperty::Pinned => {
+                    Ok(Self { bytes, device: device.clone(), streams: Mutex::default() })
+                }
                 _ => Err(TensorData::from_bytes(bytes, shape, dtype)),
             }
         }
@@ -180,26 +186,37 @@ mod page_locked {
             self.bytes.len() / size_of::<i32>()
         }
 
+        /// The address, for a kernel that this thread launches.
         pub(super) fn address(&self) -> u64 {
+            let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+            let own = StreamId::current();
+            if !streams.contains(&own) {
+                streams.push(own);
+            }
             self.bytes.as_ptr().addr() as u64
         }
 
+        /// Waits for all kernels that have the address.
+        fn wait(&self) -> Result<(), String> {
+            let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+            streams.iter().try_for_each(|stream| {
+                // A wait ends the work of one stream, which is a thread's.
+                stream.executes(|| self.device.sync()).map_err(|error| error.to_string())
+            })
+        }
+
         pub(super) fn to_data(&self) -> Result<TensorData, String> {
-            self.device.sync().map_err(|error| error.to_string())?;
-            let words: Vec<i32> = self
-                .bytes
-                .chunks_exact(size_of::<i32>())
-                .map(|word| i32::from_ne_bytes([word[0], word[1], word[2], word[3]]))
-                .collect();
-            let length = words.len();
-            Ok(TensorData::new(words, [length]))
+            self.wait()?;
+            let bytes = Bytes::from_bytes_vec(self.bytes.to_vec());
+            Ok(TensorData::from_bytes(bytes, [self.length()], DType::I32))
         }
     }
 
     impl Drop for Memory {
         fn drop(&mut self) {
-            // Kernels under way may still read it.
-            let _ = self.device.sync();
+            let _work = device_work();
+            // Where the device has failed, no kernel runs any more.
+            let _ = self.wait();
         }
     }
 }

@@ -7,7 +7,7 @@
 //! | key statistics | `[block, channel]` | spread and mean of the block's keys in a channel |
 //! | value means | `[block, word]` | the means of the block's values in two channels, the first in the lower half |
 //!
-//! Means and spreads are the upper 16 bits of an f32; a spread is in the upper half of its word. A
+//! Means and spreads are rounded to the upper 16 bits of an f32 (bf16); a spread is in the upper half of its word. A
 //! channel's spread is the mean distance of its keys from their mean.
 //!
 //! A block has 64 slots. Neighbouring units read neighbouring words.
@@ -34,10 +34,20 @@ pub(crate) mod kernel {
 
     use cubecl::prelude::*;
 
-    /// Two numbers in a word, by the upper 16 bits of each, the first in the lower half.
+    use crate::components::softmax::is_number;
+
+    /// A number rounded to bf16, in the upper half of a word. NaN stays NaN.
+    #[cube]
+    fn rounded(x: f32) -> u32 {
+        let bits = u32::reinterpret(x);
+        let sum = bits + 0x7fffu32 + ((bits >> 16u32) & 1u32);
+        select(is_number(x), sum, bits | 0x0040_0000u32) & 0xffff_0000u32
+    }
+
+    /// Two numbers in a word, rounded to bf16, the first in the lower half.
     #[cube]
     pub(crate) fn pair(first: f32, second: f32) -> u32 {
-        (u32::reinterpret(second) & 0xffff_0000u32) | (u32::reinterpret(first) >> 16u32)
+        rounded(second) | (rounded(first) >> 16u32)
     }
 
     /// The number in the lower half of a word of [`pair`].
@@ -52,10 +62,10 @@ pub(crate) mod kernel {
         f32::reinterpret(word & 0xffff_0000u32)
     }
 
-    /// The upper 16 bits of a number as a number.
+    /// A number rounded to bf16.
     #[cube]
-    pub(crate) fn upper(x: f32) -> f32 {
-        second_of(u32::reinterpret(x))
+    pub(crate) fn nearest(x: f32) -> f32 {
+        f32::reinterpret(rounded(x))
     }
 }
 
@@ -94,9 +104,10 @@ pub(crate) mod host {
         }
     }
 
-    /// Two numbers in a word, by the upper 16 bits of each, the first in the lower half.
+    /// Two numbers in a word, rounded to bf16, the first in the lower half.
     pub(crate) fn pair([first, second]: [f32; 2]) -> u32 {
-        (second.to_bits() & 0xffff_0000) | first.to_bits() >> 16
+        let bits = |x: f32| u32::from(bf16::from_f32(x).to_bits());
+        bits(second) << 16 | bits(first)
     }
 
     /// The numbers of a word of [`pair`].
@@ -105,8 +116,8 @@ pub(crate) mod host {
         [f32::from_bits(word << 16), f32::from_bits(word & 0xffff_0000)]
     }
 
-    /// The upper 16 bits of a number as a number.
-    pub(crate) fn upper(x: f32) -> f32 {
-        f32::from_bits(x.to_bits() & 0xffff_0000)
+    /// A number rounded to bf16.
+    pub(crate) fn nearest(x: f32) -> f32 {
+        bf16::from_f32(x).to_f32()
     }
 }

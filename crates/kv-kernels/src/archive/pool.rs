@@ -22,10 +22,10 @@ pub struct ArchivePool {
     /// word that nobody reads in a pool that sums up.
     pub signatures: Tensor<1, Int>,
     /// `[blocks, D]`, flat, 32-bit: the keys' spread in the upper half and their mean in the lower
-    /// half, the upper 16 bits of an f32 each. A spread is the mean distance from the mean.
+    /// half, in bf16 each. A spread is the mean distance from the mean.
     pub key_statistics: Tensor<1, Int>,
-    /// `[blocks, ⌈D / 2⌉]`, flat, 32-bit: means of values in two channels, the first in the lower
-    /// half.
+    /// `[blocks, ⌈D / 2⌉]`, flat, 32-bit: means of values in two channels, in bf16, the first in
+    /// the lower half.
     pub value_means: Tensor<1, Int>,
     /// Whether the pool keeps slots, or sums them up.
     pub keeps_slots: bool,

@@ -3,7 +3,7 @@
 
 use cubecl::prelude::*;
 
-use crate::archive::layout::kernel::{pair, upper};
+use crate::archive::layout::kernel::{nearest, pair};
 use crate::archive::layout::{BLOCK, SIGNS, row_words, signature_words};
 use crate::archive::pool::kernel::ArchivedSlots;
 
@@ -48,7 +48,7 @@ pub(super) fn archive_kernel<F: Float>(
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
 ) {
-    let Blueprint { head_dim, size, keeps_slots } = blueprint;
+    let Blueprint { head_dim, keeps_slots, .. } = blueprint;
     let cube = CUBE_POS;
     if cube >= source.lists * source.blocks {
         terminate!();
@@ -81,7 +81,7 @@ pub(super) fn archive_kernel<F: Float>(
             key_sum += f32::cast_from(source.keys[from]);
             value_sum += f32::cast_from(source.values[from]);
         }
-        let mean = upper(key_sum / f32::new(comptime!(BLOCK as f32)));
+        let mean = nearest(key_sum / f32::new(comptime!(BLOCK as f32)));
         let mut distances = 0.0f32;
         for at in 0..BLOCK.comptime() {
             let key = f32::cast_from(source.keys[slots[at] as usize * head_dim + channel]);
@@ -103,9 +103,23 @@ pub(super) fn archive_kernel<F: Float>(
         word += UNITS.comptime();
     }
 
-    if comptime!(!keeps_slots) {
-        terminate!();
+    if comptime!(keeps_slots) {
+        write_slots(source, pool, &slots, &key_means, block, blueprint);
     }
+}
+
+/// Writes the signatures and the rows of a block.
+#[cube]
+fn write_slots<F: Float>(
+    source: &SourceSlots<F>,
+    pool: &mut ArchivedSlots,
+    slots: &Shared<[u32]>,
+    key_means: &Shared<[f32]>,
+    block: usize,
+    #[comptime] blueprint: Blueprint,
+) {
+    let Blueprint { head_dim, size, .. } = blueprint;
+    let unit = UNIT_POS as usize;
     let signature = comptime!(signature_words(head_dim) * BLOCK);
     let mut at = unit;
     while at < signature {

@@ -1,6 +1,6 @@
 //! `archive_slots` in plain loops: the CPU path, and the oracle of the kernel's tests.
 
-use crate::archive::layout::host::{Number, pair, upper};
+use crate::archive::layout::host::{Number, nearest, pair};
 use crate::archive::layout::{BLOCK, SIGNS, row_words, signature_words};
 
 /// The buffers of a pool.
@@ -46,7 +46,7 @@ impl HostPool<'_> {
         }
         let mean = |of: usize, channel: usize| {
             let sum: f32 = slots.iter().map(|&slot| row(of, slot)[channel].wide()).sum();
-            upper(sum / BLOCK as f32)
+            nearest(sum / BLOCK as f32)
         };
         let signatures = signature_words(head_dim) * BLOCK;
         let signatures = match self.keeps_slots {

@@ -16,7 +16,7 @@ use crate::components::softmax::{larger, weight_of};
 /// Units of a cube.
 pub(super) const UNITS: usize = 128;
 /// Slots that a plane reads before it waits for the first of them.
-const AHEAD: usize = 4;
+pub(super) const AHEAD: usize = 4;
 
 /// Comptime configuration of the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -7,7 +7,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::args::ArchivedAttentionArgs;
-use super::kernel::{Blueprint, ChosenSlotsLaunch, UNITS, archived_attention_kernel};
+use super::kernel::{AHEAD, Blueprint, ChosenSlotsLaunch, UNITS, archived_attention_kernel};
 use crate::archive::layout::BLOCK;
 use crate::attention::continued::combine::PartTensors;
 use crate::backend::client::{elem_type, grid, planes_of, processors};
@@ -24,9 +24,9 @@ pub(super) fn run(args: ArchivedAttentionArgs<CubeBackend>) -> (CubeTensor, Cube
     let most = args.chosen.as_ref().map_or(0, |chosen| chosen.shape()[1]);
     let client = query.client.clone();
     let planes = planes_of(&client, UNITS);
-    // A plane has a slot at least.
+    // A plane has a few slots at least: each part that is left to combine costs a read.
     let fill = processors(&client) * CUBES_EACH / ranges.max(1);
-    let cubes = fill.clamp(1, (most + args.longest / BLOCK).div_ceil(planes));
+    let cubes = fill.clamp(1, (most + args.longest / BLOCK).div_ceil(planes * AHEAD));
     let parts = PartTensors::empty(&query, ranges, cubes * planes, group);
     let hardware = &client.properties().hardware;
     let blueprint = Blueprint {

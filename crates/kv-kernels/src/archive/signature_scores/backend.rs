@@ -56,7 +56,8 @@ mod cpu {
                 let (first, length) = (offsets[row].max(0) as usize, lengths[row].max(0) as usize);
                 scored.score(queries, sums, first, &mut scores[..length.min(args.columns)]);
             }
-            let candidates = lengths.iter().map(|length| (*length).max(0)).collect();
+            let candidates =
+                lengths.iter().map(|length| (*length).clamp(0, args.columns as i32)).collect();
             let wanted = vec![args.wanted as i32; offsets.len()];
             ScoredRowTensors::new((scores, candidates, wanted), args.columns)
         }

@@ -53,7 +53,7 @@ pub(super) fn signature_scores_kernel<F: Float>(
         terminate!();
     }
     let (row, own) = (cube / slots.blocks, cube % slots.blocks);
-    let length = max(slots.lengths[row], 0);
+    let length = min(max(slots.lengths[row], 0), scored.columns as i32);
     let unit = UNIT_POS as usize;
     if own + unit == 0 {
         scored.candidates[row] = length;

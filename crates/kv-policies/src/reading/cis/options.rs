@@ -226,8 +226,13 @@ impl CisOptions {
                 None => Ok(()),
             };
         };
-        let counts = labels > 0.0 && labels.is_finite();
-        check.that("labels", labels, counts, "a share above 0, or a number of channels")?;
+        let counts = labels > 0.0 && labels.is_finite() && (labels <= 1.0 || labels.fract() == 0.0);
+        check.that(
+            "labels",
+            labels,
+            counts,
+            "a share above 0, up to 1, or a number of channels",
+        )?;
         let alone = self.target.is_none();
         // Measured steps would take the attention of whole keys.
         check.that("labels", labels, alone, "none where there is a `target`")?;

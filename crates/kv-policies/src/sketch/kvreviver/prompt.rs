@@ -117,7 +117,7 @@ pub(super) fn exact_tokens(
 }
 
 /// Query heads to a key-value head, as far as an observation shows.
-fn group(observation: &Observation<'_>) -> usize {
+pub(super) fn group(observation: &Observation<'_>) -> usize {
     let kv_heads = observation.dims()[1];
     let heads = [
         observation.column_sums.as_ref().map(|sums| sums.dims()[1]),

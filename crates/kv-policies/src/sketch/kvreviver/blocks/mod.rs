@@ -12,7 +12,7 @@ use kv_kernels::{AttendedSlots, DecodeAttentionOptions, GroupReduction, scatter_
 use serde::{Deserialize, Serialize};
 
 use super::NAME;
-use super::prompt::{PromptScorer, candidates, exact_tokens};
+use super::prompt::{PromptScorer, candidates, exact_tokens, group};
 use crate::policy::config::{Config, config_of};
 use crate::{
     Capabilities, Composition, EvictionPolicy, LayerContext, Needs, Observation, Plan, Policy,
@@ -27,6 +27,10 @@ pub use state::{VagueHead, VagueTokens};
 
 /// The fewest exact slots: a recent token and a candidate.
 const LEAST: usize = 2;
+
+/// What attention over blocks takes of a group of query heads: their number, and their numbers.
+const MOST_HEADS: usize = 16;
+const MOST_QUERIES: usize = 1_024;
 
 /// The policy that scores prompts by default. Accumulated attention drops needles first where not
 /// all tokens find room (docs/results/quality.md).
@@ -119,15 +123,23 @@ impl BlockReviverOptions {
         }
     }
 
-    /// The parts of `budget` slots (`B`) for up to `tokens` tokens (`T`) of `head_dim` numbers, of
-    /// which decode steps add `new_tokens`.
-    fn parts(&self, budget: usize, tokens: usize, new_tokens: usize, head_dim: usize) -> Parts {
+    /// The parts of `budget` slots (`B`) for a prompt of `prompt` tokens, of which they shall hold
+    /// `tokens` (`T`) in the end. Tokens have `head_dim` numbers; decode steps add `new_tokens`.
+    fn parts(
+        &self,
+        budget: usize,
+        [prompt, tokens]: [usize; 2],
+        new_tokens: usize,
+        head_dim: usize,
+    ) -> Parts {
         // A block gathers in exact slots before it moves. Fewer tokens to come need less room; the
         // room of a whole block also holds the tokens of a prompt that whole blocks leave.
-        let [less, whole] = [BLOCK.min(new_tokens + 1), BLOCK]
+        let gathers = BLOCK.min(new_tokens + 1);
+        let [less, whole] = [gathers, BLOCK]
             .map(|gathers| self.parts_beside(gathers, budget, tokens, new_tokens, head_dim));
         let keeps_all = |parts: Parts| parts.exact_of(tokens) + parts.vague >= tokens;
-        if keeps_all(whole) && !keeps_all(less) { whole } else { less }
+        let left = less.vague > 0 && less.exact_of(prompt) > less.limit.min(prompt);
+        if left || (keeps_all(whole) && !keeps_all(less)) { whole } else { less }
     }
 
     /// The parts where a block gathers in room for `gathers` slots.
@@ -219,13 +231,10 @@ impl BlockReviver {
             }
             budget => {
                 let slots = budget.resolve(tokens).max(LEAST);
-                let slots = layers.spread(count, slots, LEAST, tokens.max(LEAST))?[index];
-                // Tokens to come cost an archive and a summary little: they have room from the start.
-                let grows = !matches!(self.options.form, VagueForm::Quantized { .. });
-                (slots, tokens + if grows { new_tokens } else { 0 })
+                (layers.spread(count, slots, LEAST, tokens.max(LEAST))?[index], tokens)
             }
         };
-        Ok(self.options.parts(budget, all, new_tokens, head_dim))
+        Ok(self.options.parts(budget, [tokens, all], new_tokens, head_dim))
     }
 
     /// The policy from its configuration, of which `vague` was taken.
@@ -336,6 +345,14 @@ impl Policy for BlockReviver {
             );
             return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
         }
+        let group = group(observation);
+        if group > MOST_HEADS || group * head_dim > MOST_QUERIES {
+            let reason = format!(
+                "{group} query heads of {head_dim} numbers share a key-value head, expected at most \
+                 {MOST_HEADS} of {MOST_QUERIES} numbers together"
+            );
+            return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason });
+        }
         let parts = self.parts(observation, new_tokens)?;
         let scores = self.scorer.scores(observation, parts.limit)?;
         let exact = parts.exact_of(tokens);
@@ -405,7 +422,7 @@ mod tests {
     fn parts_take_no_more_than_the_budget() {
         let options = BlockReviverOptions::new(Budget::Ratio(0.25), VagueForm::QUANTIZED);
         for new_tokens in [10, 57, 200] {
-            let parts = options.parts(512, 2_048, new_tokens, 64);
+            let parts = options.parts(512, [2_048; 2], new_tokens, 64);
             assert_eq!(parts.exact_of(2_048) + parts.vague, 2_048, "{parts:?}");
         }
         let quantized =
@@ -427,34 +444,47 @@ mod tests {
                     ..BlockReviverOptions::new(Budget::Ratio(0.25), form)
                 };
                 let share = form.slot_share(head_dim);
-                for tokens in (3..3_000).step_by(7) {
-                    for budget in [2, 5, tokens / 10, tokens / 4, tokens / 2, tokens - 1] {
+                for prompt in (3..3_000).step_by(7) {
+                    for budget in [2, 5, prompt / 10, prompt / 4, prompt / 2, prompt - 1] {
                         for new_tokens in [0, 6, 63, 64, 500] {
                             let budget = budget.max(LEAST);
-                            let parts = options.parts(budget, tokens, new_tokens, head_dim);
-                            let Parts { limit, recents, vague, over, .. } = parts;
-                            let kept = parts.exact_of(tokens);
-                            let room = (limit + over).min(kept + new_tokens + 1).max(kept);
-                            let taken = room as f64 + share * vague as f64;
-                            let context = format!(
-                                "{head_dim} {form:?} {exact}: {budget} of {tokens}, \
-                                 {new_tokens} more: {parts:?}, {kept} kept, {taken} taken"
-                            );
-                            assert!(limit >= LEAST && (1..limit).contains(&recents), "{context}");
-                            assert!((1..=BLOCK).contains(&over), "{context}");
-                            assert!(vague == 0 || over == BLOCK, "{context}");
-                            assert!(vague.is_multiple_of(BLOCK), "{context}");
-                            // A slot is appended before one goes: of the least slots, and of a
-                            // prompt that is kept whole.
-                            let whole = if budget >= tokens { tokens.max(LEAST) } else { LEAST };
-                            assert!(taken <= budget.max(whole + 1) as f64, "{context}");
-                            if vague > 0 && kept + vague >= tokens {
-                                assert_eq!(kept + vague.min(tokens - kept), tokens, "{context}");
+                            for tokens in [prompt, prompt + new_tokens] {
+                                let parts =
+                                    options.parts(budget, [prompt, tokens], new_tokens, head_dim);
+                                let context = format!(
+                                    "{head_dim} {form:?} {exact}: {budget} of {prompt} and \
+                                     {tokens}, {new_tokens} more: {parts:?}"
+                                );
+                                check(parts, budget, [prompt, tokens], new_tokens, share, &context);
                             }
                         }
                     }
                 }
             }
+        }
+    }
+
+    fn check(
+        parts: Parts,
+        budget: usize,
+        [prompt, tokens]: [usize; 2],
+        new_tokens: usize,
+        share: f64,
+        context: &str,
+    ) {
+        let Parts { limit, recents, vague, over, .. } = parts;
+        let kept = parts.exact_of(prompt);
+        let room = (limit + over).min(kept + new_tokens + 1).max(kept);
+        let taken = room as f64 + share * vague as f64;
+        assert!(limit >= LEAST && (1..limit).contains(&recents), "{context}");
+        assert!((1..=BLOCK).contains(&over), "{context}");
+        assert!(vague == 0 || over == BLOCK, "{context}");
+        assert!(vague.is_multiple_of(BLOCK), "{context}");
+        // A slot is appended before one goes: of the least slots, and of a prompt that is kept whole.
+        let whole = if budget >= tokens { tokens.max(LEAST) } else { LEAST };
+        assert!(taken <= budget.max(whole + 1) as f64, "{context}: {kept} kept, {taken} taken");
+        if vague > 0 && tokens == prompt && kept + vague >= tokens {
+            assert_eq!(kept + vague.min(tokens - kept), tokens, "{context}");
         }
     }
 }

@@ -503,7 +503,7 @@ impl LoadState for VagueTokens {
             return Err(invalid(format!("{written} blocks written")));
         }
         let blocks = heads.iter().try_fold(0usize, |sum, head| sum.checked_add(head.blocks));
-        let blocks = blocks.filter(|blocks| blocks.checked_mul(BLOCK * head_dim).is_some());
+        let blocks = blocks.filter(|blocks| blocks.checked_mul(2 * BLOCK * head_dim).is_some());
         let blocks = blocks.ok_or_else(|| invalid("blocks beyond counting".into()))?.max(1);
         let (device, dtype) = (&cache.options().device, cache.options().dtype);
         let pool = VaguePool::load(&mut saved, form, blocks, head_dim, dtype, device)?;
