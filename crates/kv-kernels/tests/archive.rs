@@ -265,8 +265,14 @@ fn check_attention(
     };
     let options = ArchivedAttentionOptions { scale: None, longest: 192, revived, spread };
     let (pool, ranges) = (&archived.pool, &archived.ranges);
-    let scored = signature_scores(&query, pool, ranges, &before.log_sum_exp, None, 192, 1).unwrap();
-    let scores = scored.scores.try_into_vec_as::<f32>().unwrap();
+    let scores = match keeps {
+        true => {
+            let sums = &before.log_sum_exp;
+            let scored = signature_scores(&query, pool, ranges, sums, None, 192, 1).unwrap();
+            scored.scores.try_into_vec_as::<f32>().unwrap()
+        }
+        false => Vec::new(),
+    };
     let found = archived_attention(query, pool, ranges, before, options).unwrap();
     let output = found.output.cast(DType::F32).try_into_vec_as::<f32>().unwrap();
     let log_sums = found.log_sum_exp.try_into_vec_as::<f32>().unwrap();

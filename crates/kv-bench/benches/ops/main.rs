@@ -38,6 +38,7 @@ fn ops(criterion: &mut Criterion) {
         policies::attention(criterion, tested.name, &mut inputs);
         policies::merging(criterion, tested.name, &mut inputs);
         sketches::sketches(criterion, tested.name, &mut inputs);
+        sketches::archives(criterion, tested.name, &mut inputs);
         reading::reading(criterion, tested.name, &mut inputs);
     }
 }

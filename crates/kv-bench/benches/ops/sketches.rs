@@ -1,11 +1,12 @@
-//! Count-sketches.
+//! Count-sketches and archives.
 
 use burn::tensor::{DType, Tensor};
 use criterion::Criterion;
 use kv_kernels::{
-    HEAD_FIELDS, SketchHashes, SketchPool, SketchScores, SketchSource, SketchStrategy,
-    SketchUpdateOptions, SketchedTokens, SlotPool, StepLogits, sketch_attention, sketch_insert,
-    sketch_query, update_sketch,
+    ArchivePool, ArchivedAttentionOptions, AttendedSlots, HEAD_FIELDS, SketchHashes, SketchPool,
+    SketchScores, SketchSource, SketchStrategy, SketchUpdateOptions, SketchedTokens, SlotPool,
+    StepLogits, archive_slots, archived_attention, signature_scores, sketch_attention,
+    sketch_insert, sketch_query, update_sketch,
 };
 
 use crate::inputs::{BATCH, CAPACITY, FEW, GROUP, HEAD_DIM, Inputs, KV_HEADS, PAIRS, SLOTS, bench};
@@ -100,5 +101,33 @@ pub(crate) fn sketches(criterion: &mut Criterion, name: &str, inputs: &mut Input
             SketchUpdateOptions { slack: CAPACITY, replace_rate: f32::INFINITY, longest: CAPACITY };
         let (logits, newest) = (logits.clone(), newest.clone());
         update_sketch(sketch, pool, &mut ranges.clone(), scores, logits, newest, options).unwrap();
+    });
+}
+
+/// Slots into an archive, their scores, and attention to them.
+pub(crate) fn archives(criterion: &mut Criterion, name: &str, inputs: &mut Inputs) {
+    let device = inputs.device.clone();
+    let [keys, values] = [(); 2].map(|()| inputs.floats([SLOTS, HEAD_DIM]));
+    let blocks = CAPACITY / ArchivePool::BLOCK;
+    let mut pool = ArchivePool::new(PAIRS * blocks, HEAD_DIM, keys.dtype(), true, &device);
+    let from = inputs.ints([PAIRS, CAPACITY], |slot| slot);
+    let to = inputs.ints([PAIRS], |pair| pair * blocks);
+    bench(criterion, "archive_slots", name, &device, || {
+        archive_slots(&mut pool, keys.clone(), values.clone(), from.clone(), to.clone()).unwrap();
+    });
+    let query = inputs.floats([BATCH, KV_HEADS * GROUP, HEAD_DIM]);
+    let attended = AttendedSlots {
+        output: inputs.floats([BATCH, KV_HEADS * GROUP, HEAD_DIM]),
+        log_sum_exp: Tensor::zeros([BATCH, KV_HEADS * GROUP], (&device, DType::F32)),
+    };
+    let ranges = inputs.ranges(CAPACITY);
+    bench(criterion, "signature_scores", name, &device, || {
+        let sums = &attended.log_sum_exp;
+        signature_scores(&query, &pool, &ranges, sums, None, CAPACITY, FEW).unwrap();
+    });
+    bench(criterion, "archived_attention", name, &device, || {
+        let options =
+            ArchivedAttentionOptions { scale: None, longest: CAPACITY, revived: FEW, spread: true };
+        archived_attention(query.clone(), &pool, &ranges, attended.clone(), options).unwrap();
     });
 }

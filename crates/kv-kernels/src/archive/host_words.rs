@@ -85,7 +85,7 @@ impl HostWords {
         if self.address() != 0 || self.device() != *device {
             return Ok(Self::of(self.to_data()?, device));
         }
-        Ok(Self { tensor: self.tensor.clone().add_scalar(0), ..self.clone() })
+        Ok(Self { tensor: apart(&self.tensor), ..self.clone() })
     }
 
     /// The words of several, one after another, for the kernels of the first one's device.
@@ -97,8 +97,8 @@ impl HostWords {
     /// Without any words.
     pub fn concat(parts: &[&Self]) -> Result<Self, String> {
         if parts.iter().all(|part| part.address() == 0) {
-            let tensors = parts.iter().map(|part| part.tensor.clone()).collect();
-            return Ok(Self { tensor: Tensor::cat(tensors, 0), ..parts[0].clone() });
+            let tensor = joined(parts.iter().map(|part| &part.tensor));
+            return Ok(Self { tensor, ..parts[0].clone() });
         }
         let mut words = Vec::new();
         for part in parts {
@@ -131,6 +131,25 @@ impl HostWords {
     /// Puts back the tensor that [`Self::taken`] took.
     pub(crate) fn put_back(&mut self, written: IntTensor<burn::backend::Dispatch>) {
         self.tensor = Tensor::from_dispatch(written);
+    }
+}
+
+/// A copy with a buffer of its own: a kernel that wrote through a shared tensor would write into
+/// both.
+pub(crate) fn apart(words: &Tensor<1, Int>) -> Tensor<1, Int> {
+    match words.dims() {
+        // Devices do not launch over nothing.
+        [0] => words.clone(),
+        _ => words.clone().add_scalar(0),
+    }
+}
+
+/// Words one after another.
+pub(crate) fn joined<'a>(parts: impl Iterator<Item = &'a Tensor<1, Int>>) -> Tensor<1, Int> {
+    let parts: Vec<_> = parts.cloned().collect();
+    match parts.iter().all(|part| part.dims() == [0]) {
+        true => parts[0].clone(),
+        false => Tensor::cat(parts, 0),
     }
 }
 
@@ -169,7 +188,7 @@ mod page_locked {
         pub(super) fn of(data: TensorData, device: &Device) -> Result<Self, TensorData> {
             let DispatchDevice::Cube(cube) = device.as_dispatch() else { return Err(data) };
             let client = cube.client();
-            if !is_cuda(&client) {
+            if !is_cuda(&client) || data.num_elements() == 0 {
                 return Err(data);
             }
             let (mut bytes, shape, dtype) = data.into_parts();

@@ -4,7 +4,7 @@ use burn::backend::tensor::IntTensor;
 use burn::backend::{Backend, ExtensionType};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-use super::host_words::{HostWordTensor, HostWords};
+use super::host_words::{HostWordTensor, HostWords, apart, joined};
 use super::layout::{BLOCK, row_words, signature_words};
 use crate::KernelError;
 use crate::backend::check::Check;
@@ -16,10 +16,10 @@ use crate::backend::check::Check;
 #[derive(Debug, Clone)]
 pub struct ArchivePool {
     /// `[blocks, BLOCK, 2, W]`: each slot's key and value, `W` words each. A word has one f32, or
-    /// two 16-bit numbers. One word that nobody reads in a pool that sums up.
+    /// two 16-bit numbers. None in a pool that sums up.
     pub rows: HostWords,
-    /// `[blocks, ⌈D / 32⌉, BLOCK]`, flat, 32-bit: bit `i` of a word is channel `i`'s of its 32. One
-    /// word that nobody reads in a pool that sums up.
+    /// `[blocks, ⌈D / 32⌉, BLOCK]`, flat, 32-bit: bit `i` of a word is channel `i`'s of its 32. None
+    /// in a pool that sums up.
     pub signatures: Tensor<1, Int>,
     /// `[blocks, D]`, flat, 32-bit: the keys' spread in the upper half and their mean in the lower
     /// half, in bf16 each. A spread is the mean distance from the mean.
@@ -56,7 +56,7 @@ impl ArchivePool {
     /// statistics and value means.
     pub fn lengths(blocks: usize, head_dim: usize, dtype: DType, keeps_slots: bool) -> [usize; 4] {
         let blocks = blocks.max(1);
-        let of_slots = |words: usize| if keeps_slots { blocks * BLOCK * words } else { 1 };
+        let of_slots = |words: usize| if keeps_slots { blocks * BLOCK * words } else { 0 };
         [
             of_slots(2 * row_words(head_dim, dtype.size())),
             of_slots(signature_words(head_dim)),
@@ -108,8 +108,7 @@ impl ArchivePool {
     /// A description, where a device fails.
     pub fn copied(&self, device: &Device) -> Result<Self, String> {
         let copied = |own: &Tensor<1, Int>| match own.device() == *device {
-            // A kernel that wrote through a shared tensor would write into both.
-            true => own.clone().add_scalar(0),
+            true => apart(own),
             false => own.clone().to_device(device),
         };
         Ok(Self {
@@ -129,9 +128,7 @@ impl ArchivePool {
     /// # Panics
     /// Without any pools.
     pub fn concat(pools: &[&Self]) -> Result<Self, String> {
-        let joined = |of: fn(&Self) -> &Tensor<1, Int>| {
-            Tensor::cat(pools.iter().map(|pool| of(pool).clone()).collect(), 0)
-        };
+        let joined = |of: fn(&Self) -> &Tensor<1, Int>| joined(pools.iter().map(|pool| of(pool)));
         let rows: Vec<&HostWords> = pools.iter().map(|pool| &pool.rows).collect();
         Ok(Self {
             rows: HostWords::concat(&rows)?,
@@ -147,7 +144,6 @@ impl ArchivePool {
     pub fn slot_bytes(head_dim: usize, keeps_slots: bool) -> f64 {
         let [_, signatures, statistics, means] =
             Self::lengths(1, head_dim, DType::F32, keeps_slots);
-        let signatures = if keeps_slots { signatures } else { 0 };
         4.0 * (signatures + statistics + means) as f64 / BLOCK as f64
     }
 
@@ -180,10 +176,14 @@ impl ArchivePool {
             });
         }
         if self.head_dim != head_dim {
-            return Err(check.unsupported("head dim", head_dim, "the archived slots'"));
+            return Err(check.unsupported(
+                "head dim",
+                head_dim,
+                "the head dim of the archived slots",
+            ));
         }
         if !(head_dim * dtype.size()).is_multiple_of(4) {
-            return Err(check.unsupported("head dim", head_dim, "even numbers in 16 bits"));
+            return Err(check.unsupported("head dim", head_dim, "even head dims, in 16 bits"));
         }
         let [words] = self.key_statistics.dims();
         if words == 0 || !words.is_multiple_of(head_dim) {
@@ -235,10 +235,12 @@ pub(crate) mod kernel {
 
     use burn_cubecl::CubeBackend;
     use burn_cubecl::kernel::into_contiguous;
+    use burn_cubecl::tensor::CubeTensor;
     use cubecl::prelude::*;
 
     use super::ArchiveTensors;
     use crate::archive::host_words::kernel::{FarWords, FarWordsLaunch};
+    use crate::backend::client::unread_like;
 
     /// The buffers of a pool of archived slots.
     #[derive(CubeType, CubeLaunch)]
@@ -252,18 +254,21 @@ pub(crate) mod kernel {
     impl ArchiveTensors<CubeBackend> {
         /// The tensors as a kernel's argument.
         pub(crate) fn launched(&self) -> ArchivedSlotsLaunch {
-            let buffer = |tensor: &burn_cubecl::tensor::CubeTensor| {
-                into_contiguous(tensor.clone()).into_buffer_arg()
+            let buffer = |tensor: &CubeTensor| into_contiguous(tensor.clone()).into_buffer_arg();
+            // A pool that sums up has no rows and no signatures, and empty buffers cannot be bound.
+            let of_slots = |tensor: &CubeTensor| match self.keeps_slots {
+                true => buffer(tensor),
+                false => unread_like(&self.key_statistics).into_buffer_arg(),
             };
             let address = self.rows.address;
             ArchivedSlotsLaunch::new(
                 FarWordsLaunch::new(
-                    buffer(&self.rows.tensor),
+                    of_slots(&self.rows.tensor),
                     address as u32,
                     (address >> 32) as u32,
                     address != 0,
                 ),
-                buffer(&self.signatures),
+                of_slots(&self.signatures),
                 buffer(&self.key_statistics),
                 buffer(&self.value_means),
             )
