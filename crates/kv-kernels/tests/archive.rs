@@ -235,10 +235,8 @@ fn attention_is_that_over_chosen_slots_and_means() {
         for (kv_heads, group, head_dim) in
             [(2, 1, 64), (1, 4, 128), (2, 3, 80), (1, 8, 32), (1, 2, 34)]
         {
-            for (revived, spread) in
-                [(0, false), (0, true), (1, false), (10, true), (64, false), (1_000, true)]
-            {
-                check_attention(tested, dtype, [kv_heads, group, head_dim], revived, spread);
+            for revived in [0, 1, 10, 64, 1_000] {
+                check_attention(tested, dtype, [kv_heads, group, head_dim], revived);
             }
         }
     });
@@ -249,7 +247,6 @@ fn check_attention(
     dtype: DType,
     [kv_heads, group, head_dim]: [usize; 3],
     revived: usize,
-    spread: bool,
 ) {
     let device = &tested.device;
     let blocks = [1, 0, 3, 2][..2 * kv_heads].to_vec();
@@ -263,7 +260,7 @@ fn check_attention(
         output: Tensor::full([2, heads, head_dim], 0.25, (device, dtype)),
         log_sum_exp: Tensor::full([2, heads], 2.0, (device, DType::F32)),
     };
-    let options = ArchivedAttentionOptions { scale: None, longest: 192, revived, spread };
+    let options = ArchivedAttentionOptions { scale: None, longest: 192, revived };
     let (pool, ranges) = (&archived.pool, &archived.ranges);
     let scores = match keeps {
         true => {
@@ -301,11 +298,7 @@ fn check_attention(
             if back < BLOCK {
                 let others = ((BLOCK - back) as f64).ln();
                 let key = archived.mean(&archived.keys, block);
-                let squares = archived.spreads(block).into_iter().zip(query);
-                let squares = squares.map(|(spread, q)| (spread * f64::from(*q)).powi(2));
-                let variance = std::f64::consts::FRAC_PI_2 * squares.sum::<f64>() / head_dim as f64;
-                let raised = if spread { (variance / 2.0).min(4.0) } else { 0.0 };
-                terms.push((logit(&key) + others + raised, archived.mean(&archived.values, block)));
+                terms.push((logit(&key) + others, archived.mean(&archived.values, block)));
             }
         }
         let top = terms.iter().map(|term| term.0).fold(f64::MIN, f64::max);
@@ -316,8 +309,7 @@ fn check_attention(
         };
         expected.extend((0..head_dim).map(of));
     }
-    let name =
-        format!("{} {dtype:?} {kv_heads}x{group}x{head_dim}, {revived} {spread}", tested.name);
+    let name = format!("{} {dtype:?} {kv_heads}x{group}x{head_dim}, {revived}", tested.name);
     let most = match dtype {
         DType::BF16 => 6e-3,
         DType::F16 => 1e-3,
@@ -353,7 +345,7 @@ fn calls_that_do_not_fit_are_refused() {
             log_sum_exp: Tensor::zeros([1, heads], (device, DType::F32)),
         };
         let call = |heads, longest, revived| {
-            let options = ArchivedAttentionOptions { scale: None, longest, revived, spread: false };
+            let options = ArchivedAttentionOptions { scale: None, longest, revived };
             let (pool, ranges) = (&archived.pool, &archived.ranges);
             archived_attention(query.clone(), pool, ranges, before(heads), options).unwrap_err()
         };
@@ -361,8 +353,7 @@ fn calls_that_do_not_fit_are_refused() {
         assert!(matches!(call(2, 0, 8), KernelError::Unsupported { argument: "longest", .. }));
         // A pool that sums up has no slots that could come back.
         let summary = ArchivePool::new(1, 64, DType::F32, false, device);
-        let options =
-            ArchivedAttentionOptions { scale: None, longest: 64, revived: 1, spread: false };
+        let options = ArchivedAttentionOptions { scale: None, longest: 64, revived: 1 };
         let attended =
             archived_attention(query.clone(), &summary, &archived.ranges, before(2), options);
         assert!(matches!(attended, Err(KernelError::Unsupported { argument: "pool", .. })));

@@ -89,7 +89,7 @@ fn archived_tokens_come_back_exactly() {
 fn a_summary_keeps_means_alone() {
     for tested in devices() {
         let run = Run::new(1, 2, 400, 150, &tested.device);
-        let of = |vague: &str| json!({"policy": "kvreviver", "vague": vague, "budget": 300, "spread": true});
+        let of = |vague: &str| json!({"policy": "kvreviver", "vague": vague, "budget": 300});
         let [summary, archive] = ["summary", "archive"].map(|vague| {
             let reviver = policy(of(vague));
             let mut cache = run.prompt.compress(&*reviver, run.steps());

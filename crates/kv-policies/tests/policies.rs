@@ -29,7 +29,7 @@ pub(crate) fn all(budget: Value) -> Vec<Value> {
     configs.push(json!({"policy": "h2o", "budget": budget, "interval": 16}));
     configs.push(json!({"policy": "kvreviver", "vague": "sketch", "budget": budget}));
     configs.push(json!({
-        "policy": "kvreviver", "vague": "summary", "spread": true, "budget": budget,
+        "policy": "kvreviver", "vague": "summary", "budget": budget,
     }));
     configs.push(json!({
         "policy": "kvreviver", "vague": "archive", "revived": 16, "budget": budget,

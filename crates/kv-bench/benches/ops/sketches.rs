@@ -126,8 +126,7 @@ pub(crate) fn archives(criterion: &mut Criterion, name: &str, inputs: &mut Input
         signature_scores(&query, &pool, &ranges, sums, None, CAPACITY, FEW).unwrap();
     });
     bench(criterion, "archived_attention", name, &device, || {
-        let options =
-            ArchivedAttentionOptions { scale: None, longest: CAPACITY, revived: FEW, spread: true };
+        let options = ArchivedAttentionOptions { scale: None, longest: CAPACITY, revived: FEW };
         archived_attention(query.clone(), &pool, &ranges, attended.clone(), options).unwrap();
     });
 }

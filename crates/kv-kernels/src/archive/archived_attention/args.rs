@@ -31,6 +31,4 @@ pub(crate) struct ArchivedAttentionArgs<B: Backend> {
     pub(crate) scale: f32,
     /// The most slots of a range, whole blocks.
     pub(crate) longest: usize,
-    /// Whether the keys' spread raises a mean's logit.
-    pub(crate) spread: bool,
 }

@@ -53,7 +53,6 @@ mod cpu {
                 head_dim,
                 dtype,
                 scale: args.scale,
-                spread: args.spread,
             };
             let (query, mut output) = (wide(&args.query), wide(&args.output));
             let mut log_sum_exp = wide(&args.log_sum_exp);

@@ -5,7 +5,6 @@
 use burn::tensor::DType;
 use cubecl::prelude::*;
 
-use super::{HALF_VARIANCE, MOST_RAISED};
 use crate::archive::layout::kernel::{first_of, second_of};
 use crate::archive::layout::{BLOCK, row_words};
 use crate::archive::pool::kernel::ArchivedSlots;
@@ -31,8 +30,6 @@ pub(super) struct Blueprint {
     pub(super) planes: usize,
     /// Whether slots come back.
     pub(super) revives: bool,
-    /// Whether the keys' spread raises a mean's logit.
-    pub(super) spread: bool,
 }
 
 impl Blueprint {
@@ -83,17 +80,8 @@ struct Running {
 
 #[cube]
 impl Running {
-    /// Adds a slot, by this unit's channels of its key and value, and of its key's spread. All units
-    /// of the plane take part.
-    fn add(
-        &mut self,
-        key: &Array<f32>,
-        value: &Array<f32>,
-        spreads: &Array<f32>,
-        bonus: f32,
-        counts: bool,
-        #[comptime] spread: bool,
-    ) {
+    /// Adds a slot, by this unit's channels of its key and value. All units of the plane take part.
+    fn add(&mut self, key: &Array<f32>, value: &Array<f32>, bonus: f32, counts: bool) {
         let channels = comptime!(self.channels);
         #[unroll]
         for g in 0..self.group {
@@ -102,18 +90,7 @@ impl Running {
             for i in 0..channels {
                 part += self.queries[g * channels + i] * key[i];
             }
-            let mut logit = plane_sum(part) + bonus;
-            if comptime!(spread) {
-                let mut squares = 0.0f32;
-                #[unroll]
-                for i in 0..channels {
-                    let distance = self.queries[g * channels + i] * spreads[i];
-                    squares += distance * distance;
-                }
-                let raised = HALF_VARIANCE.comptime() * plane_sum(squares);
-                logit += min(raised, MOST_RAISED.comptime());
-            }
-            let logit = select(counts, logit, f32::new(LOWEST_LOGIT));
+            let logit = select(counts, plane_sum(part) + bonus, f32::new(LOWEST_LOGIT));
             let top = larger(self.maxima[g], logit);
             let factor = weight_of(self.maxima[g], top);
             let weight = weight_of(logit, top);
@@ -138,7 +115,7 @@ pub(super) fn archived_attention_kernel<F: Float>(
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
 ) {
-    let Blueprint { group, head_dim, dtype, planes, revives, spread, .. } = blueprint;
+    let Blueprint { group, head_dim, dtype, planes, revives, .. } = blueprint;
     let numbers = comptime!(blueprint.numbers());
     let own_words = comptime!(blueprint.words());
     let channels = comptime!(own_words * numbers);
@@ -186,7 +163,6 @@ pub(super) fn archived_attention_kernel<F: Float>(
     }
     let mut key = Array::<f32>::new(channels);
     let mut value = Array::<f32>::new(channels);
-    let mut spreads = Array::<f32>::new(channels);
 
     // Slots that have come back.
     let mut key_words = Array::<u32>::new(comptime!(AHEAD * own_words));
@@ -213,7 +189,7 @@ pub(super) fn archived_attention_kernel<F: Float>(
                 unpack(key_words[a * own_words + i], &mut key, i * numbers, dtype);
                 unpack(value_words[a * own_words + i], &mut value, i * numbers, dtype);
             }
-            running.add(&key, &value, &spreads, 0.0f32, task + a * step < count, false);
+            running.add(&key, &value, 0.0f32, task + a * step < count);
         }
         task += AHEAD.comptime() * step;
     }
@@ -235,15 +211,13 @@ pub(super) fn archived_attention_kernel<F: Float>(
         for i in 0..channels {
             let channel = (lane + i / numbers * width) * numbers + i % numbers;
             let within = min(channel, comptime!(head_dim - 1));
-            let statistics = pool.key_statistics[at * head_dim + within];
-            key[i] = first_of(statistics);
-            spreads[i] = second_of(statistics);
+            key[i] = first_of(pool.key_statistics[at * head_dim + within]);
             let word = pool.value_means[at * mean_words + within / 2];
             value[i] = select(within % 2 == 0, first_of(word), second_of(word));
         }
         let others = f32::cast_from(u32::cast_from(BLOCK.comptime()) - back);
         let bonus = larger(others, 1.0f32).ln();
-        running.add(&key, &value, &spreads, bonus, others > 0.5f32, spread);
+        running.add(&key, &value, bonus, others > 0.5f32);
         block += step;
     }
 

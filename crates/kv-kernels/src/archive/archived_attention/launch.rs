@@ -36,7 +36,6 @@ pub(super) fn run(args: ArchivedAttentionArgs<CubeBackend>) -> (CubeTensor, Cube
         plane: (hardware.plane_size_min as usize).max(1),
         planes,
         revives: most > 0,
-        spread: args.spread,
     };
     let arg = |tensor: CubeTensor| into_contiguous(tensor).into_buffer_arg();
     let dtype = elem_type(query.dtype);

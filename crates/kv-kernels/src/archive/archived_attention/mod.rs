@@ -6,11 +6,6 @@
 //! keys and values. Where `c` of a block's 64 slots have come back, its mean counts `64 − c` times:
 //! its logit is `scale q · k̄ + ln(64 − c)`. The means are over all slots of the block, whichever
 //! have come back.
-//!
-//! The mean of exponentials is above the exponential of the mean. For keys that are spread normally
-//! around their mean, with variances `v` in the channels, `ln E exp(scale q · k)` is
-//! `scale q · k̄ + ½ scale² Σ_d q_d² v_d`. With `spread` this half is added, up to 4 nats; `v` is `π / 2`
-//! times the square of the mean distance from the mean.
 
 mod args;
 mod backend;
@@ -33,10 +28,6 @@ use args::ArchivedAttentionArgs;
 use backend::ArchivedAttentionOps;
 
 const OP: &str = "archived_attention";
-/// Half the variance over the square of the mean distance from the mean, of normal numbers.
-const HALF_VARIANCE: f32 = std::f32::consts::FRAC_PI_4;
-/// By how much a spread raises a mean's logit at most, in nats: the estimate is too rough for more.
-const MOST_RAISED: f32 = 4.0;
 
 /// How [`archived_attention`] attends.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -48,8 +39,6 @@ pub struct ArchivedAttentionOptions {
     /// The number of slots of each range that come back exactly; 0 for none, as of a pool that sums
     /// up.
     pub revived: usize,
-    /// Whether the keys' spread raises a mean's logit.
-    pub spread: bool,
 }
 
 /// Attends to archived slots, beside the slots that were attended to before. Returns the output and
@@ -73,7 +62,7 @@ pub fn archived_attention(
     check_call(&check, &query, pool, ranges, &attended.log_sum_exp)?;
     attended.check(&check, query.dims(), query.dtype())?;
     let [_, _, head_dim] = query.dims();
-    let ArchivedAttentionOptions { scale, longest, revived, spread } = options;
+    let ArchivedAttentionOptions { scale, longest, revived } = options;
     if longest == 0 {
         return Err(check.unsupported("longest", longest, "at least 1 slot"));
     }
@@ -100,7 +89,6 @@ pub fn archived_attention(
             log_sum_exp: attended.log_sum_exp.into_dispatch(),
             scale: scale.unwrap_or_else(|| 1.0 / (head_dim as f32).sqrt()),
             longest,
-            spread,
         });
     Ok(AttendedSlots {
         output: Tensor::from_dispatch(output),

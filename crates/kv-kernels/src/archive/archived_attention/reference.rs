@@ -5,7 +5,6 @@ use std::ops::Range;
 use burn::tensor::DType;
 use half::{bf16, f16};
 
-use super::{HALF_VARIANCE, MOST_RAISED};
 use crate::archive::layout::host::both;
 use crate::archive::layout::{BLOCK, row_words};
 use crate::attention::continued::reference::State;
@@ -20,8 +19,6 @@ pub(crate) struct ArchivedSlots<'a> {
     pub(crate) dtype: DType,
     /// The factor of logits.
     pub(crate) scale: f32,
-    /// Whether the keys' spread raises a mean's logit.
-    pub(crate) spread: bool,
 }
 
 impl ArchivedSlots<'_> {
@@ -52,17 +49,7 @@ impl ArchivedSlots<'_> {
             let words = self.head_dim.div_ceil(2);
             let means = &self.value_means[block * words..][..words];
             let value = means.iter().flat_map(|word| both(*word)).take(self.head_dim);
-            let raised = match self.spread {
-                true => {
-                    let squares = query.iter().zip(statistics).map(|(q, word)| {
-                        let spread = self.scale * q * both(*word)[1];
-                        HALF_VARIANCE * spread * spread
-                    });
-                    squares.sum::<f32>().min(MOST_RAISED)
-                }
-                false => 0.0,
-            };
-            state.add(logit(&key) + raised + (others as f32).ln(), value);
+            state.add(logit(&key) + (others as f32).ln(), value);
         }
     }
 

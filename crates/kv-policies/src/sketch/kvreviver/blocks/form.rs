@@ -22,14 +22,9 @@ pub enum VagueForm {
     Archive {
         /// Tokens of each head that come back at a step, at least 1.
         revived: usize,
-        /// Whether the spread of a block's keys raises its mean's logit.
-        spread: bool,
     },
     /// A mean for each block, and nothing else.
-    Summary {
-        /// As of an archive.
-        spread: bool,
-    },
+    Summary {},
 }
 
 impl VagueForm {
@@ -37,9 +32,9 @@ impl VagueForm {
     /// (docs/results/quality.md).
     pub const QUANTIZED: Self = Self::Quantized { key_bits: 3, value_bits: 2 };
     /// Archived tokens by default.
-    pub const ARCHIVE: Self = Self::Archive { revived: 64, spread: false };
+    pub const ARCHIVE: Self = Self::Archive { revived: 64 };
     /// Blocks summed up by default.
-    pub const SUMMARY: Self = Self::Summary { spread: false };
+    pub const SUMMARY: Self = Self::Summary {};
 
     /// The form of a name in `vague`, with its default options.
     pub(crate) fn named(name: &str) -> Option<Self> {
@@ -61,16 +56,16 @@ impl VagueForm {
                     None => Ok(()),
                 }
             }
-            Self::Archive { revived: 0, .. } => Err("`revived` is 0, expected at least 1".into()),
-            Self::Archive { .. } | Self::Summary { .. } => Ok(()),
+            Self::Archive { revived: 0 } => Err("`revived` is 0, expected at least 1".into()),
+            Self::Archive { .. } | Self::Summary {} => Ok(()),
         }
     }
 
     /// Tokens of each head that come back exactly at a step.
     pub(super) fn revived(self) -> usize {
         match self {
-            Self::Archive { revived, .. } => revived,
-            Self::Quantized { .. } | Self::Summary { .. } => 0,
+            Self::Archive { revived } => revived,
+            Self::Quantized { .. } | Self::Summary {} => 0,
         }
     }
 
@@ -83,7 +78,7 @@ impl VagueForm {
                 QuantizedPool::slot_bytes(head_dim, bits)
             }
             Self::Archive { .. } => ArchivePool::slot_bytes(head_dim, true),
-            Self::Summary { .. } => ArchivePool::slot_bytes(head_dim, false),
+            Self::Summary {} => ArchivePool::slot_bytes(head_dim, false),
         };
         bytes / (4 * head_dim) as f64
     }
@@ -101,10 +96,10 @@ impl VagueForm {
                 let bits = QuantizedBits { keys: key_bits, values: value_bits };
                 VaguePool::Quantized(QuantizedPool::new(blocks, head_dim, bits, device))
             }
-            Self::Archive { spread, .. } | Self::Summary { spread } => {
+            Self::Archive { .. } | Self::Summary {} => {
                 let revived = self.revived();
                 let pool = ArchivePool::new(blocks, head_dim, dtype, revived > 0, device);
-                VaguePool::Archive { pool, revived, spread }
+                VaguePool::Archive { pool, revived }
             }
         }
     }

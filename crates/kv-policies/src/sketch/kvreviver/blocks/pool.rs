@@ -23,8 +23,6 @@ pub enum VaguePool {
         pool: ArchivePool,
         /// Tokens of each head that come back at a step.
         revived: usize,
-        /// Whether the spread of a block's keys raises its mean's logit.
-        spread: bool,
     },
 }
 
@@ -43,10 +41,8 @@ impl VaguePool {
             Self::Quantized(pool) => {
                 VagueForm::Quantized { key_bits: pool.bits.keys, value_bits: pool.bits.values }
             }
-            Self::Archive { revived: 0, spread, .. } => VagueForm::Summary { spread: *spread },
-            Self::Archive { revived, spread, .. } => {
-                VagueForm::Archive { revived: *revived, spread: *spread }
-            }
+            Self::Archive { revived: 0, .. } => VagueForm::Summary {},
+            Self::Archive { revived, .. } => VagueForm::Archive { revived: *revived },
         }
     }
 
@@ -98,9 +94,8 @@ impl VaguePool {
                 let options = QuantizedAttentionOptions::new(longest);
                 quantized_attention(query, pool, ranges, before, options)?
             }
-            Self::Archive { pool, revived, spread } => {
-                let (revived, spread) = (*revived, *spread);
-                let options = ArchivedAttentionOptions { scale: None, longest, revived, spread };
+            Self::Archive { pool, revived } => {
+                let options = ArchivedAttentionOptions { scale: None, longest, revived: *revived };
                 archived_attention(query, pool, ranges, before, options)?
             }
         })
@@ -118,8 +113,8 @@ impl VaguePool {
                 };
                 Self::Quantized(QuantizedPool::of(pool.tensors(), pool.bits, copied))
             }
-            Self::Archive { pool, revived, spread } => {
-                Self::Archive { pool: pool.copied(device)?, revived: *revived, spread: *spread }
+            Self::Archive { pool, revived } => {
+                Self::Archive { pool: pool.copied(device)?, revived: *revived }
             }
         })
     }
@@ -138,14 +133,14 @@ impl VaguePool {
                 };
                 Ok(Self::Quantized(QuantizedPool::of([0, 1, 2, 3], first.bits, joined)))
             }
-            Self::Archive { revived, spread, .. } => {
+            Self::Archive { revived, .. } => {
                 let own = |pool: &&Self| match pool {
                     Self::Archive { pool, .. } => Ok(pool.clone()),
                     Self::Quantized(_) => Err(mixed()),
                 };
                 let parts = pools.iter().map(own).collect::<std::result::Result<Vec<_>, _>>()?;
                 let pool = ArchivePool::concat(&parts.iter().collect::<Vec<_>>())?;
-                Ok(Self::Archive { pool, revived: *revived, spread: *spread })
+                Ok(Self::Archive { pool, revived: *revived })
             }
         }
     }
@@ -182,13 +177,13 @@ impl VaguePool {
                 let data = taken(saved, QUANTIZED, lengths)?;
                 Ok(Self::Quantized(QuantizedPool::of(data, bits, tensor)))
             }
-            VagueForm::Archive { spread, .. } | VagueForm::Summary { spread } => {
+            VagueForm::Archive { .. } | VagueForm::Summary {} => {
                 let revived = form.revived();
                 let keeps = revived > 0;
                 let lengths = ArchivePool::lengths(blocks, head_dim, dtype, keeps);
                 let data = taken(saved, ARCHIVED, lengths)?;
                 let pool = ArchivePool::of(data, head_dim, dtype, keeps, device);
-                Ok(Self::Archive { pool, revived, spread })
+                Ok(Self::Archive { pool, revived })
             }
         }
     }
