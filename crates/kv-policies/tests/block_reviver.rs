@@ -1,5 +1,5 @@
-//! KVReviver with a vague part in blocks, quantised, archived or summed up: against exact attention,
-//! in batches, across files, and where it refuses.
+//! KVReviver with a vague part in blocks, quantised, archived or summed up: against exact
+//! attention, in batches, across files, and where it refuses.
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::{KvCache, LayerCache, Origin, read_f32};
@@ -98,8 +98,8 @@ fn a_summary_keeps_means_alone() {
             let [device, host] = VagueTokens::of(&cache).unwrap().pool().bytes();
             (device, host, vague_tokens(&cache))
         });
-        // A block of 16 dimensions has 16 words of statistics and 8 of means; there is room for more
-        // blocks.
+        // A block of 16 dimensions has 16 words of statistics and 8 of means; there is room for
+        // more blocks.
         let bytes = |tokens: usize, words: usize| tokens / BLOCK * words * 4;
         assert!(summary.0 >= bytes(summary.2, 16 + 8), "{summary:?}");
         assert!(summary.0 <= bytes(summary.2 + 8 * BLOCK, 16 + 8), "{summary:?}");

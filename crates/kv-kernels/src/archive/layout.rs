@@ -1,14 +1,21 @@
 //! How archived slots lie in 32-bit words.
 //!
-//! | tensor | order | a word has |
-//! |---|---|---|
-//! | rows | `[block, slot, key or value, word]` | one f32, or two 16-bit numbers, the first in the lower half |
-//! | signatures | `[block, word, slot]` | a bit for each of 32 channels of a slot's key, the first in the lowest bit: whether it is above the block's mean |
-//! | key statistics | `[block, channel]` | spread and mean of the block's keys in a channel |
-//! | value means | `[block, word]` | the means of the block's values in two channels, the first in the lower half |
+//! | tensor | order |
+//! |---|---|
+//! | rows | `[block, slot, key or value, word]` |
+//! | signatures | `[block, word, slot]` |
+//! | key statistics | `[block, channel]` |
+//! | value means | `[block, word]` |
 //!
-//! Means and spreads are rounded to the upper 16 bits of an f32 (bf16); a spread is in the upper half of its word. A
-//! channel's spread is the mean distance of its keys from their mean.
+//! - A word of a row has one f32, or two 16-bit numbers, the first in the lower half.
+//! - A word of a signature has a bit for each of 32 channels of a slot's key, the first in the
+//!   lowest bit: whether the key is above the block's mean.
+//! - Key statistics are the spread of the block's keys in a channel, in the upper half of the word,
+//!   and their mean. The spread is the mean distance from the mean.
+//! - A word of value means has the means of the block's values in two channels, the first in the
+//!   lower half.
+//!
+//! Means and spreads are rounded to the upper 16 bits of an f32 (bf16).
 //!
 //! A block has 64 slots. Neighbouring units read neighbouring words.
 

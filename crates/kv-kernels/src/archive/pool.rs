@@ -18,8 +18,8 @@ pub struct ArchivePool {
     /// `[blocks, BLOCK, 2, W]`: each slot's key and value, `W` words each. A word has one f32, or
     /// two 16-bit numbers. None in a pool that sums up.
     pub rows: HostWords,
-    /// `[blocks, ⌈D / 32⌉, BLOCK]`, flat, 32-bit: bit `i` of a word is channel `i`'s of its 32. None
-    /// in a pool that sums up.
+    /// `[blocks, ⌈D / 32⌉, BLOCK]`, flat, 32-bit: bit `i` of a word is channel `i`'s of its 32.
+    /// None in a pool that sums up.
     pub signatures: Tensor<1, Int>,
     /// `[blocks, D]`, flat, 32-bit: the keys' spread in the upper half and their mean in the lower
     /// half, in bf16 each. A spread is the mean distance from the mean.

@@ -25,8 +25,8 @@ const OP: &str = "archive_slots";
 ///
 /// # Shapes
 /// - `keys`, `values`: `[S, D]`, f32, f16 or bf16, of the pool's dtype
-/// - `from`: `[P, M]`, 32-bit, slots of the two, `M` a multiple of [`ArchivePool::BLOCK`]; none of a
-///   list that is written is absent
+/// - `from`: `[P, M]`, 32-bit, slots of the two, `M` a multiple of [`ArchivePool::BLOCK`]; none of
+///   a list that is written is absent
 /// - `to`: `[P]`, 32-bit, the first block that each list is written to; negative for lists that are
 ///   not written
 ///

@@ -1,6 +1,7 @@
 //! The kernel of `archived_attention`: one plane a part. A plane takes every so many slots of a
 //! range that have come back, and every so many blocks' means; a unit has some of the channels. All
-//! reads of some slots are under way before the first is waited for, since host memory answers late.
+//! reads of some slots are under way before the first is waited for, since host memory answers
+//! late.
 
 use burn::tensor::DType;
 use cubecl::prelude::*;

@@ -43,7 +43,8 @@ const SCORER: &str = "snapkv";
 ///   ([`kv_kernels::quantized_attention`]).
 /// * *Archive*: whole tokens in host memory, and on the device a bit for each channel of their
 ///   keys. At each step the bits choose a few tokens of each head, which attention reads from host
-///   memory exactly; the others stand as a mean for each block ([`kv_kernels::archived_attention`]).
+///   memory exactly; the others stand as a mean for each block
+///   ([`kv_kernels::archived_attention`]).
 /// * *Summary*: the means alone.
 ///
 /// The paper's sketch cannot bring tokens back: at its own settings tens of tokens share each
@@ -480,7 +481,8 @@ mod tests {
         assert!((1..=BLOCK).contains(&over), "{context}");
         assert!(vague == 0 || over == BLOCK, "{context}");
         assert!(vague.is_multiple_of(BLOCK), "{context}");
-        // A slot is appended before one goes: of the least slots, and of a prompt that is kept whole.
+        // A slot is appended before one goes: of the least slots, and of a prompt that is kept
+        // whole.
         let whole = if budget >= tokens { tokens.max(LEAST) } else { LEAST };
         assert!(taken <= budget.max(whole + 1) as f64, "{context}: {kept} kept, {taken} taken");
         if vague > 0 && tokens == prompt && kept + vague >= tokens {
