@@ -46,6 +46,15 @@ impl HostWords {
         }
     }
 
+    /// Words that are a tensor.
+    fn of_tensor(tensor: Tensor<1, Int>) -> Self {
+        Self {
+            tensor,
+            #[cfg(feature = "gpu")]
+            page_locked: None,
+        }
+    }
+
     /// The number of words.
     pub fn length(&self) -> usize {
         #[cfg(feature = "gpu")]
@@ -85,7 +94,7 @@ impl HostWords {
         if self.address() != 0 || self.device() != *device {
             return Ok(Self::of(self.to_data()?, device));
         }
-        Ok(Self { tensor: apart(&self.tensor), ..self.clone() })
+        Ok(Self::of_tensor(apart(&self.tensor)))
     }
 
     /// The words of several, one after another, for the kernels of the first one's device.
@@ -97,8 +106,7 @@ impl HostWords {
     /// Without any words.
     pub fn concat(parts: &[&Self]) -> Result<Self, String> {
         if parts.iter().all(|part| part.address() == 0) {
-            let tensor = joined(parts.iter().map(|part| &part.tensor));
-            return Ok(Self { tensor, ..parts[0].clone() });
+            return Ok(Self::of_tensor(joined(parts.iter().map(|part| &part.tensor))));
         }
         let mut words = Vec::new();
         for part in parts {
