@@ -15,7 +15,7 @@ use crate::record::{Record, metric, summary};
 const LOWER: f64 = 0.025;
 const UPPER: f64 = 0.975;
 
-/// A mean, and what is known of its precision.
+/// A mean, and its confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Estimate {
     /// The mean.

@@ -1,5 +1,5 @@
-//! Slots in host memory, of which the device keeps a signature each: chosen by their signatures,
-//! and attended to as they are.
+//! Slots in host memory. The device keeps a signature of each slot. Signatures choose a few slots,
+//! and attention reads these slots as they are.
 //!
 //! - [`host_words`]: memory outside of the device's, which kernels read and write.
 //! - [`pool`]: the tensors of a pool of archived slots.

@@ -63,7 +63,7 @@ pub(super) struct ChosenSlots {
     cubes: usize,
 }
 
-/// A softmax under way of a group's query heads, of which a unit has some channels.
+/// The running softmax of a group's query heads. A unit holds some channels of the sums.
 #[derive(CubeType)]
 struct Running {
     /// `[G, channels]`, with the factor of logits.

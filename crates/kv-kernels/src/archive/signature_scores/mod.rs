@@ -83,7 +83,7 @@ pub fn signature_scores(
     Ok(scored.into())
 }
 
-/// Checks what the ops that read an archive take alike.
+/// Checks the arguments that both ops which read an archive have.
 pub(crate) fn check_call(
     check: &Check,
     query: &Tensor<3>,

@@ -67,7 +67,7 @@ pub struct BlockReviver {
 }
 
 /// The options of KVReviver with a vague part in blocks.
-// `form` takes what is left, and refuses what it does not know.
+// The flattened `form` refuses unknown options.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BlockReviverOptions {
     /// Slots per key-value head whose bytes, at 16 bits a number, all parts share.
