@@ -236,6 +236,8 @@ pub(crate) enum Op {
     MergeNearest,
     /// Attention over quantised slots.
     QuantizedAttention,
+    /// Attention over archived slots, and their scores.
+    ArchivedAttention,
     /// Attention over a sketch's tokens; with `--strategies` alone.
     SketchAttention,
     /// The nearest slot of every slot; with `--strategies` alone.

@@ -66,7 +66,7 @@ pub use archive::archive_slots::archive_slots;
 pub use archive::archived_attention::{ArchivedAttentionOptions, archived_attention};
 pub use archive::host_words::HostWords;
 pub use archive::pool::ArchivePool;
-pub use archive::signature_scores::signature_scores;
+pub use archive::signature_scores::{SignatureScoresOptions, SignatureStrategy, signature_scores};
 pub use attention::continued::AttendedSlots;
 pub use attention::decode::{
     AttentionOutput, DecodeAttentionOptions, DecodeStrategy, SlotView, decode_attention,

@@ -4,10 +4,13 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 use half::{bf16, f16};
 use kv_kernels::{
-    ArchivePool, ArchivedAttentionOptions, AttendedSlots, HostWords, KernelError, SlotRanges,
-    archive_slots, archived_attention, signature_scores,
+    ArchivePool, ArchivedAttentionOptions, AttendedSlots, HostWords, KernelError,
+    SignatureScoresOptions, SignatureStrategy, SlotRanges, archive_slots, archived_attention,
+    signature_scores,
 };
 use kv_testing::{Numbers, TestDevice, devices, relative_error};
+
+use crate::strategies::force;
 
 const BLOCK: usize = ArchivePool::BLOCK;
 
@@ -194,37 +197,60 @@ fn rows_and_statistics_are_those_of_the_slots() {
     });
 }
 
-/// Scores are the logarithm of the sum of the heads' odds, by the estimated logits.
+/// The usual factor, and the kernel that the op chooses, for ranges of up to 192 slots.
+fn scores_of(wanted: usize) -> SignatureScoresOptions {
+    let strategy = SignatureStrategy::Auto;
+    SignatureScoresOptions { scale: None, longest: 192, wanted, strategy }
+}
+
+/// Scores are the logarithm of the sum of the heads' odds, by the estimated logits, by every
+/// kernel.
 #[test]
 fn scores_are_those_of_estimated_keys() {
+    let cases = [(2, 1, 64), (1, 4, 128), (2, 3, 80), (1, 3, 96), (2, 8, 32), (1, 2, 256)];
     each_dtype(|tested, dtype| {
-        for (kv_heads, group, head_dim) in [(2, 1, 64), (1, 4, 128), (2, 3, 80)] {
-            let device = &tested.device;
-            let blocks = [[1, 2], [3, 1]].concat()[..2 * kv_heads].to_vec();
-            let archived = archived(device, dtype, [2, kv_heads, head_dim], &blocks, true);
-            let heads = kv_heads * group;
-            let queries = rounded(Numbers::new(5).normal(2 * heads * head_dim), dtype);
-            let query = rows(&queries, head_dim, dtype, device).reshape([2, heads, head_dim]);
-            let sums: Vec<f32> = (0..2 * heads).map(|head| head as f32 * 0.3 - 1.0).collect();
-            let log_sums = Tensor::<1>::from_data(&sums[..], device).reshape([2, heads]);
-            let (pool, ranges) = (&archived.pool, &archived.ranges);
-            let scored = signature_scores(&query, pool, ranges, &log_sums, None, 192, 7).unwrap();
-            let scores = scored.scores.try_into_vec_as::<f32>().unwrap();
-            assert_eq!(scored.wanted.try_into_vec_as::<i32>().unwrap(), vec![7; 2 * kv_heads]);
-            for range in 0..2 * kv_heads {
-                for at in 0..archived.lengths[range] {
-                    let odds = (range * group..(range + 1) * group).map(|head| {
-                        let query = &queries[head * head_dim..][..head_dim];
-                        let logit = archived.estimate(query, archived.first(range) + at);
-                        (logit - f64::from(sums[head])).exp()
-                    });
-                    let (expected, found) = (odds.sum::<f64>().ln(), scores[range * 192 + at]);
-                    let off = (expected - f64::from(found)).abs();
-                    assert!(off < 2e-4, "{}: {expected} {found}", tested.name);
-                }
-            }
-        }
+        let check = |strategy, case: &_| check_scores(tested, dtype, *case, strategy);
+        cases.iter().for_each(|case| check(SignatureStrategy::Auto, case).unwrap());
+        let strategies = [SignatureStrategy::Portable, SignatureStrategy::TensorCore];
+        force(&format!("signature_scores in {dtype:?}"), tested, &strategies, &cases, check);
     });
+}
+
+fn check_scores(
+    tested: &TestDevice,
+    dtype: DType,
+    (kv_heads, group, head_dim): (usize, usize, usize),
+    strategy: SignatureStrategy,
+) -> Result<(), KernelError> {
+    let device = &tested.device;
+    let blocks = [[1, 2], [3, 1]].concat()[..2 * kv_heads].to_vec();
+    let archived = archived(device, dtype, [2, kv_heads, head_dim], &blocks, true);
+    let heads = kv_heads * group;
+    let queries = rounded(Numbers::new(5).normal(2 * heads * head_dim), dtype);
+    let query = rows(&queries, head_dim, dtype, device).reshape([2, heads, head_dim]);
+    let sums: Vec<f32> = (0..2 * heads).map(|head| head as f32 * 0.3 - 1.0).collect();
+    let log_sums = Tensor::<1>::from_data(&sums[..], device).reshape([2, heads]);
+    let (pool, ranges) = (&archived.pool, &archived.ranges);
+    let options = SignatureScoresOptions { strategy, ..scores_of(7) };
+    let scored = signature_scores(&query, pool, ranges, &log_sums, options)?;
+    let scores = scored.scores.try_into_vec_as::<f32>().unwrap();
+    let counts: Vec<i32> = archived.lengths.iter().map(|length| *length as i32).collect();
+    assert_eq!(scored.candidates.try_into_vec_as::<i32>().unwrap(), counts);
+    assert_eq!(scored.wanted.try_into_vec_as::<i32>().unwrap(), vec![7; 2 * kv_heads]);
+    for range in 0..2 * kv_heads {
+        for at in 0..archived.lengths[range] {
+            let odds = (range * group..(range + 1) * group).map(|head| {
+                let query = &queries[head * head_dim..][..head_dim];
+                let logit = archived.estimate(query, archived.first(range) + at);
+                (logit - f64::from(sums[head])).exp()
+            });
+            let (expected, found) = (odds.sum::<f64>().ln(), scores[range * 192 + at]);
+            let off = (expected - f64::from(found)).abs();
+            let name = format!("{} {strategy:?} {kv_heads}x{group}x{head_dim}", tested.name);
+            assert!(off < 2e-4, "{name}: {expected} {found}");
+        }
+    }
+    Ok(())
 }
 
 /// Attention to the chosen slots and to the blocks' means, beside loops in f64; with as many slots
@@ -265,7 +291,7 @@ fn check_attention(
     let scores = match keeps {
         true => {
             let sums = &before.log_sum_exp;
-            let scored = signature_scores(&query, pool, ranges, sums, None, 192, 1).unwrap();
+            let scored = signature_scores(&query, pool, ranges, sums, scores_of(1)).unwrap();
             scored.scores.try_into_vec_as::<f32>().unwrap()
         }
         false => Vec::new(),

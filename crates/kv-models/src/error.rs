@@ -252,6 +252,12 @@ pub enum ModelError {
     #[error("an earlier step of this decoder failed; start the sequences anew")]
     DecoderFailed,
 
+    /// Tokens were appended to a decoder whose next step had begun with the drawn tokens.
+    #[error(
+        "a step with the drawn tokens has begun; append tokens to a decoder that does not overlap"
+    )]
+    StepInFlight,
+
     /// The model computed something that is no number.
     #[error(
         "step {step}: the model's output holds NaN or Inf; try another dtype (f32), and check \

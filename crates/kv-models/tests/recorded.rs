@@ -1,5 +1,6 @@
 //! Recorded steps against steps whose kernels are launched one by one.
 
+use kv_kernels::device_work;
 use kv_models::{Decoder, Model, ModelError, Sampling, Session};
 use kv_policies::build;
 use kv_testing::{TestDevice, alone, devices, skip};
@@ -215,6 +216,63 @@ fn steps_ahead_of_the_host_draw_the_same() {
         let error = full.next_tokens().unwrap_err();
         assert!(error.to_string().contains("capacity"), "{error}");
         assert!(matches!(full.next_tokens().unwrap_err(), ModelError::DecoderFailed));
+    }
+}
+
+/// A text's own tokens in place of drawn ones: the logits of launched steps, before drawn tokens
+/// and behind them.
+#[test]
+fn appended_tokens_have_the_logits_of_launched_ones() {
+    for tested in devices() {
+        let model = embedded(&tested);
+        for config in [
+            json!({"policy": "full"}),
+            json!({"policy": "snapkv", "budget": 0.5}),
+            json!({"policy": "h2o", "budget": 64}),
+            json!({"policy": "longflow", "budget": 64}),
+            json!({"policy": "keepkv", "evictor": "h2o", "budget": 64}),
+            json!({"policy": "kvreviver", "budget": 150}),
+            json!({"policy": "cis", "budget": 64}),
+        ] {
+            let name = format!("{config} on {}", tested.name);
+            let mut launched = start(&model, &config, 120);
+            let mut appending = launched.fork().decoder(&vec![Sampling::greedy(); 3]).unwrap();
+            let token = |row: usize, at: usize| ((row * 131 + at * 17) % 900 + 20) as u32;
+            for part in [0..30, 30..31, 31..70] {
+                let rows: Vec<Vec<u32>> =
+                    (0..3).map(|row| part.clone().map(|at| token(row, at)).collect()).collect();
+                let rows: Vec<&[u32]> = rows.iter().map(Vec::as_slice).collect();
+                let (expected, found) =
+                    (launched.append(&rows).unwrap(), appending.append(&rows).unwrap());
+                assert_eq!(found.len(), part.len(), "{name}");
+                for (index, (a, b)) in expected.into_iter().zip(found).enumerate() {
+                    // Another test's thread may be recording.
+                    let _work = device_work();
+                    assert_eq!(a.into_data(), b.into_data(), "{name}: token {index}");
+                }
+                // The token that is drawn behind them is the likeliest, and so is the next one. The
+                // last one drawn is not in the cache, and the next part replaces it.
+                let likeliest = |session: &Session<'_>| -> Vec<u32> {
+                    let logits = session.read_logits().unwrap();
+                    let top = |row: &Vec<f32>| row.iter().copied().fold(f32::MIN, f32::max);
+                    let best = |row: &Vec<f32>| row.iter().position(|logit| *logit == top(row));
+                    logits.iter().map(|row| best(row).unwrap() as u32).collect()
+                };
+                let drawn = appending.next_tokens().unwrap();
+                assert_eq!(drawn, likeliest(&launched), "{name}");
+                launched.step(&drawn).unwrap();
+                assert_eq!(appending.next_tokens().unwrap(), likeliest(&launched), "{name}");
+                assert_eq!(appending.session().cache().seen, launched.cache().seen, "{name}");
+            }
+            let recorded = appending.is_recorded();
+            assert_eq!(recorded, tested.name != "cpu", "{name}");
+            let one: &[u32] = &[5];
+            let unequal = appending.append(&[one, one, &[5, 6]]).unwrap_err();
+            assert!(matches!(unequal, ModelError::UnequalPrompts { .. }), "{unequal}");
+            let beyond = appending.append(&[one, one, &[5_000]]).unwrap_err();
+            assert!(matches!(beyond, ModelError::TokenOutOfRange { token: 5_000, .. }), "{beyond}");
+            appending.append(&[one, one, one]).unwrap();
+        }
     }
 }
 

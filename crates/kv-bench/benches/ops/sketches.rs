@@ -3,10 +3,10 @@
 use burn::tensor::{DType, Tensor};
 use criterion::Criterion;
 use kv_kernels::{
-    ArchivePool, ArchivedAttentionOptions, AttendedSlots, HEAD_FIELDS, SketchHashes, SketchPool,
-    SketchScores, SketchSource, SketchStrategy, SketchUpdateOptions, SketchedTokens, SlotPool,
-    StepLogits, archive_slots, archived_attention, signature_scores, sketch_attention,
-    sketch_insert, sketch_query, update_sketch,
+    ArchivePool, ArchivedAttentionOptions, AttendedSlots, HEAD_FIELDS, SignatureScoresOptions,
+    SignatureStrategy, SketchHashes, SketchPool, SketchScores, SketchSource, SketchStrategy,
+    SketchUpdateOptions, SketchedTokens, SlotPool, StepLogits, archive_slots, archived_attention,
+    signature_scores, sketch_attention, sketch_insert, sketch_query, update_sketch,
 };
 
 use crate::inputs::{BATCH, CAPACITY, FEW, GROUP, HEAD_DIM, Inputs, KV_HEADS, PAIRS, SLOTS, bench};
@@ -123,7 +123,13 @@ pub(crate) fn archives(criterion: &mut Criterion, name: &str, inputs: &mut Input
     let ranges = inputs.ranges(CAPACITY);
     bench(criterion, "signature_scores", name, &device, || {
         let sums = &attended.log_sum_exp;
-        signature_scores(&query, &pool, &ranges, sums, None, CAPACITY, FEW).unwrap();
+        let options = SignatureScoresOptions {
+            scale: None,
+            longest: CAPACITY,
+            wanted: FEW,
+            strategy: SignatureStrategy::Auto,
+        };
+        signature_scores(&query, &pool, &ranges, sums, options).unwrap();
     });
     bench(criterion, "archived_attention", name, &device, || {
         let options = ArchivedAttentionOptions { scale: None, longest: CAPACITY, revived: FEW };

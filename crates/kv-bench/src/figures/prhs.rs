@@ -285,6 +285,12 @@ fn step_policies(length: usize) -> Vec<Value> {
     for name in ["cis", "cpe"] {
         configs.extend([8, 16].map(|block| cis(name, &budget, block)));
     }
+    // Options of ours.
+    for (option, value) in [("vote", json!(8)), ("tail", json!(true)), ("labels", json!(0.0625))] {
+        let mut own = cis("cis", &budget, 16);
+        own[option] = value;
+        configs.push(own);
+    }
     configs
 }
 

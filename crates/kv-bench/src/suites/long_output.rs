@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use anyhow::{bail, ensure};
 use kv_core::{Budget, MemoryReport, counted};
-use kv_models::Session;
+use kv_models::{Decoder, Sampling, Session};
 use kv_policies::Policy;
 
-use super::next_token::{Judged, by_position, judge, judge_answer, rows};
+use super::next_token::{Judged, by_position, judge_answer, judge_rows, rows};
 use super::policy_records::record_memory;
 use crate::bench::ModelBench;
 use crate::options::Quality;
@@ -67,7 +67,7 @@ struct Sums {
 
 /// One policy's session, and its sums so far.
 struct Run<'a> {
-    session: Session<'a>,
+    decoder: Decoder<'a>,
     /// The sums of each bucket of positions.
     buckets: Vec<Sums>,
     /// The memory when most was held.
@@ -127,8 +127,9 @@ pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Quality) -> anyhow::Resu
     progress.finish();
     let mut full = None;
     let mut done = Vec::new();
-    for Run { session, buckets, memory } in runs {
-        let [prompted, generated] = [0, 1].map(|fact| ask(&session, &texts, fact, vocabulary));
+    for Run { decoder, buckets, memory } in runs {
+        let session = decoder.session();
+        let [prompted, generated] = [0, 1].map(|fact| ask(session, &texts, fact, vocabulary));
         let found = [prompted?, generated?];
         let full = full.get_or_insert_with(|| found.clone());
         let answers = found.iter().zip(&*full).map(|(own, full)| {
@@ -277,16 +278,17 @@ impl<'a> Run<'a> {
         let session = Session::start(&bench.model, policy, &prompts, &seeds, new)?;
         let buckets = vec![Sums::default(); (length - prompt).div_ceil(BUCKET)];
         let memory = session.memory();
-        Ok(Self { session, buckets, memory })
+        let decoder = session.decoder(&vec![Sampling::greedy(); texts.len()])?;
+        Ok(Self { decoder, buckets, memory })
     }
 
     /// Feeds some tokens of every text; returns the logits before them, token after token, the
     /// texts' rows beside each other.
     fn feed(&mut self, texts: &[Text], tokens: Range<usize>) -> anyhow::Result<Vec<f32>> {
         let next: Vec<&[u32]> = texts.iter().map(|text| &text.tokens[tokens.clone()]).collect();
-        let before = self.session.append(&next)?;
+        let before = self.decoder.append(&next)?;
         // Policies that evict in bulk hold more between two evictions.
-        let now = self.session.memory();
+        let now = self.decoder.session().memory();
         self.memory = if now.in_use > self.memory.in_use { now } else { self.memory };
         rows(before)
     }
@@ -301,11 +303,18 @@ impl<'a> Run<'a> {
         [full, own]: [&[f32]; 2],
         vocabulary: usize,
     ) -> anyhow::Result<()> {
-        let rated = own.chunks(vocabulary).zip(by_position(full, own, vocabulary));
-        for (index, (logits, divergence)) in rated.enumerate() {
-            let (at, text) = (start + index / texts.len(), &texts[index % texts.len()]);
+        let place = |index: usize| (start + index / texts.len(), &texts[index % texts.len()]);
+        let fed: Vec<u32> = (0..own.len() / vocabulary)
+            .map(|index| {
+                let (at, text) = place(index);
+                text.tokens[at]
+            })
+            .collect();
+        let rated = judge_rows(own, &fed, vocabulary).into_iter();
+        let rated = rated.zip(by_position(full, own, vocabulary));
+        for (index, ((logprob, _), divergence)) in rated.enumerate() {
+            let (at, text) = place(index);
             if text.told.iter().all(|told| !told.contains(&at)) {
-                let (logprob, _) = judge(logits, text.tokens[at]);
                 ensure!(logprob.is_finite(), "the model's output holds NaN or Inf");
                 let sums = Sums { surprise: -logprob, divergence, tokens: 1 };
                 self.buckets[(at - prompt) / BUCKET].add(sums);

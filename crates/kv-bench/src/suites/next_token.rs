@@ -4,6 +4,7 @@
 use anyhow::ensure;
 use burn::tensor::Tensor;
 use kv_core::read_f32;
+use rayon::prelude::*;
 
 use crate::bench::ModelBench;
 use crate::record::{Case, metric};
@@ -49,14 +50,22 @@ pub(crate) fn rows(before: Vec<Tensor<2>>) -> anyhow::Result<Vec<f32>> {
 pub(crate) fn judge_answer(logits: &[f32], full: &[f32], answer: &[u32]) -> anyhow::Result<Judged> {
     ensure!(!answer.is_empty(), "its answer is empty");
     let vocabulary = logits.len() / answer.len();
-    let rows = logits.chunks(vocabulary).zip(answer);
     let (logprobs, best): (Vec<f64>, Vec<u32>) =
-        rows.map(|(logits, &token)| judge(logits, token)).unzip();
+        judge_rows(logits, answer, vocabulary).into_iter().unzip();
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
     let logprob = mean(&logprobs);
     ensure!(logprob.is_finite(), "the model's output holds NaN or Inf");
     let divergence = mean(&by_position(full, logits, vocabulary));
     Ok(Judged { exact: best == answer, best, logprob, divergence })
+}
+
+/// [`judge`] of every row of `[N, V]` logits and its token.
+///
+/// # Panics
+/// If `vocabulary` is 0.
+pub(crate) fn judge_rows(logits: &[f32], tokens: &[u32], vocabulary: usize) -> Vec<(f64, u32)> {
+    let rows = logits.par_chunks(vocabulary).zip(tokens);
+    rows.map(|(logits, &token)| judge(logits, token)).collect()
 }
 
 /// Log-softmax of one token, and whether it is the most likely one (ties to the lower id).
@@ -90,7 +99,7 @@ fn of_position(full: &[f32], policy: &[f32]) -> f64 {
 /// # Panics
 /// If `vocabulary` is 0.
 pub(crate) fn by_position(full: &[f32], policy: &[f32], vocabulary: usize) -> Vec<f64> {
-    let rows = full.chunks(vocabulary).zip(policy.chunks(vocabulary));
+    let rows = full.par_chunks(vocabulary).zip(policy.par_chunks(vocabulary));
     rows.map(|(full, policy)| of_position(full, policy)).collect()
 }
 

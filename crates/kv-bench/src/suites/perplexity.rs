@@ -10,10 +10,10 @@ use std::path::Path;
 
 use anyhow::ensure;
 use kv_core::counted;
-use kv_models::Session;
+use kv_models::{Sampling, Session};
 use kv_policies::Policy;
 
-use super::next_token::{by_position, judge, rows};
+use super::next_token::{by_position, judge_rows, rows};
 use crate::bench::ModelBench;
 use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
@@ -108,20 +108,20 @@ fn measure(
     let mut results: Vec<Vec<(f64, u32)>> = Vec::new();
     let mut divergences: Vec<Vec<f64>> = Vec::new();
     let mut full: Vec<f32> = Vec::new();
-    for mut session in sessions {
+    for session in sessions {
+        let mut decoder = session.decoder(&[Sampling::greedy()])?;
         let first = results.is_empty();
         let (mut judged, mut divergence) = (Vec::new(), Vec::new());
         for (index, tokens) in next.chunks(BUCKET).enumerate() {
-            let rows = rows(session.append(&[tokens])?)?;
-            let rated = rows.chunks(vocabulary).zip(tokens);
-            judged.extend(rated.map(|(logits, &token)| judge(logits, token)));
+            let rows = rows(decoder.append(&[tokens])?)?;
+            judged.extend(judge_rows(&rows, tokens, vocabulary));
             // The full cache runs first.
             if first {
                 full.extend_from_slice(&rows);
             }
             let full = &full[index * BUCKET * vocabulary..][..rows.len()];
             divergence.extend(by_position(full, &rows, vocabulary));
-            progress.advance(work(session.policy()));
+            progress.advance(work(decoder.session().policy()));
         }
         results.push(judged);
         divergences.push(divergence);

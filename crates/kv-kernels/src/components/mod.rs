@@ -5,6 +5,7 @@
 //! - [`argmin`]: the least number of a cube's units, and its index.
 //! - [`sort_key`]: integers that have the order of f32 numbers.
 //! - [`top_k`]: the highest numbers of a row, found digit by digit (radix select).
+//! - [`bf16_pairs`]: factors of matrix instructions as sums of two bf16 numbers.
 //! - [`pool`]: pools of slots and head ranges as kernel arguments.
 //! - [`prefix_sum`]: exclusive prefix sums over a cube's units.
 //! - [`barrier`]: a barrier that also orders writes to global memory.
@@ -16,6 +17,8 @@
 pub(crate) mod argmin;
 #[cfg(feature = "gpu")]
 pub(crate) mod barrier;
+#[cfg(feature = "gpu")]
+pub(crate) mod bf16_pairs;
 #[cfg(feature = "gpu")]
 pub(crate) mod cluster;
 #[cfg(feature = "gpu")]

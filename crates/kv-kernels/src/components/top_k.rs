@@ -4,14 +4,48 @@
 //! Numbers are ordered by value, and equal numbers by index, where the lower index is higher. So no
 //! two numbers have one place in the order. [`threshold`] finds the place from which on the numbers
 //! reach a count or a weight. It finds the place digit by digit, first in the numbers' sort keys
-//! and then in their index keys.
+//! and then in their index keys:
+//!
+//! 1. Each unit sums its numbers by the value of the digit. Only numbers that have the digits found
+//!    so far take part.
+//! 2. The cube adds up the units' sums.
+//! 3. The digit is the highest value from which on the numbers reach what is wanted.
+//!
+//! The search ends early where all numbers that have the digits found so far are wanted.
 
+use cubecl::client::Client;
 use cubecl::prelude::*;
 
 use super::sort_key::{INDEX_BITS, index_key, not_below, sort_key};
 
-/// Values of a digit of four bits, except 0.
-pub(crate) const STEPS: usize = 15;
+/// Bits of a digit, and its values.
+const BITS: u32 = 4;
+pub(crate) const VALUES: usize = 1 << BITS;
+/// Digits of a place.
+const DIGITS: u32 = (u32::BITS + INDEX_BITS) / BITS;
+
+/// What numbers count for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Amounts {
+    /// A number counts as 1. Counts of several digits share a word of 32 bits, as many as there is
+    /// room for: this saves most of the exchanges between the units of a plane.
+    Ones { of_word: usize },
+    /// A number, as a logit, counts by its softmax weight.
+    Weights,
+}
+
+impl Amounts {
+    /// Counts of 1, where each unit of a device has at most `own` numbers of a row.
+    pub(crate) fn ones(client: &Client, own: usize) -> Self {
+        let plane = client.properties().hardware.plane_size_max as usize;
+        let of_word = match own * plane {
+            0..=0xff => 4,
+            0x100..=0xffff => 2,
+            _ => 1,
+        };
+        Self::Ones { of_word }
+    }
+}
 
 /// Comptime configuration of a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -20,8 +54,7 @@ pub(crate) struct Search {
     pub(crate) units: usize,
     /// The most planes of a cube.
     pub(crate) planes: usize,
-    /// Whether a number counts by its softmax weight, as a logit; otherwise it counts as 1.
-    pub(crate) weighted: bool,
+    pub(crate) amounts: Amounts,
 }
 
 /// The weight of a logit relative to the highest logit, whose weight is 1.
@@ -59,9 +92,9 @@ pub(crate) struct Place {
 /// Shared memory of a search.
 #[derive(CubeType)]
 pub(crate) struct Counts {
-    /// The totals of each plane, `[planes, STEPS]`.
+    /// The totals of each plane by the digit's value, `[planes, VALUES]`.
     parts: Shared<[f32]>,
-    /// The totals of the cube, `[STEPS]`.
+    /// The totals of the cube, `[VALUES]`.
     pub(crate) totals: Shared<[f32]>,
 }
 
@@ -70,14 +103,38 @@ impl Counts {
     /// Shared memory for the totals of at most `planes` planes.
     pub(crate) fn room(#[comptime] planes: usize) -> Counts {
         Counts {
-            parts: Shared::<[f32]>::new_slice(comptime!(STEPS * planes)),
-            totals: Shared::<[f32]>::new_slice(STEPS),
+            parts: Shared::<[f32]>::new_slice(comptime!(VALUES * planes)),
+            totals: Shared::<[f32]>::new_slice(VALUES),
         }
+    }
+
+    /// Adds up the totals of the planes. The first `values` of them are of interest. A plane adds up
+    /// a value: one unit that added up all planes' totals would read them one after another.
+    fn add_up(&mut self, #[comptime] values: usize, #[comptime] units: usize) {
+        sync_cube();
+        let (lane, width) = (UNIT_POS_PLANE as usize, PLANE_DIM as usize);
+        let planes = units.comptime() / width;
+        let mut value = (UNIT_POS / PLANE_DIM) as usize;
+        while value < values {
+            let mut own = 0.0f32;
+            let mut plane = lane;
+            while plane < planes {
+                own += self.parts[plane * VALUES + value];
+                plane += width;
+            }
+            let total = plane_sum(own);
+            if lane == 0 {
+                self.totals[value] = total;
+            }
+            value += planes;
+        }
+        sync_cube();
     }
 }
 
-/// The highest place from which on the row's numbers reach `wanted`, in count or in weight. Numbers
-/// below `floor` do not count. `numbers` are in vectors.
+/// The highest place from which on the row's numbers reach `wanted`, in count or in weight, or a
+/// lower place from which on they are the same numbers. Where weights are summed, numbers below
+/// `floor` do not count. `numbers` are in vectors.
 #[cube]
 pub(crate) fn threshold<N: Size>(
     numbers: &[Vector<f32, N>],
@@ -87,30 +144,42 @@ pub(crate) fn threshold<N: Size>(
     floor: &Place,
     #[comptime] search: Search,
 ) -> Place {
-    let mut own = Array::<f32>::new(STEPS);
     let mut high = 0u32;
     let mut low = 0u32;
     // The total of all numbers above the places that have the digits found so far.
     let mut above = 0.0f32;
-    for digit in 0..comptime!(8 + INDEX_BITS / 4) {
-        let of_high = digit < 8;
-        let shift = select(of_high, 28 - 4 * digit, comptime!(INDEX_BITS + 28) - 4 * digit);
-        let digit = Digit { high, low, of_high, shift };
-        measure_digit(numbers, &mut own, row, &digit, floor, search);
-        add_up(&own, counts, search);
-        let mut value = 0u32;
-        #[unroll]
-        for step in 0..STEPS {
-            value += select(above + counts.totals[step] >= wanted, 1u32, 0u32);
+    let mut digit = 0u32;
+    while digit < DIGITS {
+        let of_high = digit < comptime!(u32::BITS / BITS);
+        let first =
+            select(of_high, comptime!(u32::BITS - BITS), comptime!(u32::BITS + INDEX_BITS - BITS));
+        let shift = first - BITS * digit;
+        let own = Digit { high, low, of_high, shift };
+        match comptime!(search.amounts) {
+            Amounts::Ones { of_word } => {
+                count_values(numbers, counts, row, &own, of_word, search.units);
+            }
+            Amounts::Weights => weigh_values(numbers, counts, row, &own, floor, search.units),
         }
-        if value < STEPS as u32 {
-            above += counts.totals[value as usize];
+        counts.add_up(VALUES, search.units);
+        // Of the values from the highest down, as many as are needed.
+        let mut value = u32::new(comptime!(VALUES as i64 - 1));
+        let mut from = above + counts.totals[comptime!(VALUES - 1)];
+        #[unroll]
+        for step in 1..VALUES {
+            let next = comptime!(VALUES - 1 - step);
+            if from < wanted {
+                above = from;
+                from += counts.totals[next];
+                value = u32::new(comptime!(next as i64));
+            }
         }
         if of_high {
             high |= value << shift;
         } else {
             low |= value << shift;
         }
+        digit = select(from <= wanted, DIGITS, digit + 1);
         sync_cube();
     }
     Place { high, low }
@@ -128,21 +197,92 @@ struct Digit {
     shift: u32,
 }
 
-/// Sums this unit's numbers that have the digits found so far: `own[i]` is the total of the numbers
-/// whose digit at `shift` is greater than `i`.
 #[cube]
-fn measure_digit<N: Size>(
+impl Digit {
+    /// The digit's value in a number of the row; [`VALUES`] where other digits differ from the ones
+    /// found so far, or the number is behind the row's end.
+    fn value(&self, number: f32, index: usize, row: &RankedRow) -> u32 {
+        let high = sort_key(number);
+        let mut key = high;
+        let mut same = (high ^ self.high) >> self.shift < VALUES as u32;
+        if !self.of_high {
+            key = index_key(index);
+            same = high == self.high && (key ^ self.low) >> self.shift < VALUES as u32;
+        }
+        select(same && index < row.length, (key >> self.shift) % VALUES as u32, VALUES as u32)
+    }
+}
+
+/// Counts each plane's numbers by the digit's value. `of_word` counts share a word.
+#[cube]
+fn count_values<N: Size>(
     numbers: &[Vector<f32, N>],
-    own: &mut Array<f32>,
+    counts: &mut Counts,
+    row: &RankedRow,
+    digit: &Digit,
+    #[comptime] of_word: usize,
+    #[comptime] units: usize,
+) {
+    let words = comptime!(VALUES / of_word);
+    let bits = comptime!(u32::BITS / of_word as u32);
+    let mut own = Array::<u32>::new(words);
+    #[unroll]
+    for word in 0..words {
+        own[word] = 0u32;
+    }
+    let mut at = UNIT_POS as usize;
+    while at < row.columns {
+        let vector = numbers[row.start + at];
+        #[unroll]
+        for lane in 0..N::value() {
+            let value = digit.value(vector.extract(lane), at * N::value() + lane, row);
+            // Behind the first digits few numbers take part.
+            if value < VALUES as u32 {
+                let one = 1u32 << (value % comptime!(of_word as u32) * bits);
+                #[unroll]
+                for word in 0..words {
+                    let is_own = value / comptime!(of_word as u32) == comptime!(word as u32);
+                    own[word] += select(is_own, one, 0u32);
+                }
+            }
+        }
+        at += units;
+    }
+    #[unroll]
+    for word in 0..words {
+        own[word] = plane_sum(own[word]);
+    }
+    // Each unit takes a value's count out of its word.
+    let first = (UNIT_POS / PLANE_DIM) as usize * VALUES;
+    let mut value = UNIT_POS_PLANE;
+    while value < VALUES as u32 {
+        let mut word = own[0];
+        #[unroll]
+        for other in 1..words {
+            let is_own = value / comptime!(of_word as u32) == comptime!(other as u32);
+            word = select(is_own, own[other], word);
+        }
+        let count = word >> (value % comptime!(of_word as u32) * bits);
+        let count = count & comptime!(u32::MAX >> (u32::BITS - bits));
+        counts.parts[first + value as usize] = f32::cast_from(count);
+        value += PLANE_DIM;
+    }
+}
+
+/// Sums the weights of each plane's numbers by the digit's value.
+#[cube]
+fn weigh_values<N: Size>(
+    numbers: &[Vector<f32, N>],
+    counts: &mut Counts,
     row: &RankedRow,
     digit: &Digit,
     floor: &Place,
-    #[comptime] search: Search,
+    #[comptime] units: usize,
 ) {
-    let (high, low, of_high, shift) = (digit.high, digit.low, digit.of_high, digit.shift);
+    let mut own = Array::<f32>::new(VALUES);
     #[unroll]
-    for step in 0..STEPS {
-        own[step] = 0.0f32;
+    for value in 0..VALUES {
+        own[value] = 0.0f32;
     }
     let mut at = UNIT_POS as usize;
     while at < row.columns {
@@ -151,45 +291,38 @@ fn measure_digit<N: Size>(
         for lane in 0..N::value() {
             let number = vector.extract(lane);
             let index = at * N::value() + lane;
-            let own_high = sort_key(number);
-            let own_low = index_key(index);
-            // The digits above this one must equal those found so far.
-            let mut key = own_low;
-            let mut same = own_high == high && (own_low ^ low) >> shift < 16;
-            if of_high {
-                key = own_high;
-                same = (own_high ^ high) >> shift < 16;
-            }
-            if same && index < row.length && not_below(own_high, own_low, floor.high, floor.low) {
-                let mut amount = 1.0f32;
-                if search.weighted {
-                    amount = weight(number, row.max, row.temperature);
-                }
-                let value = (key >> shift) & 15u32;
+            let value = digit.value(number, index, row);
+            let counts = not_below(sort_key(number), index_key(index), floor.high, floor.low);
+            if value < VALUES as u32 && counts {
+                let amount = weight(number, row.max, row.temperature);
                 #[unroll]
-                for step in 0..STEPS {
-                    own[step] += select(value > comptime!(step as u32), amount, 0.0f32);
+                for other in 0..VALUES {
+                    own[other] += select(value == comptime!(other as u32), amount, 0.0f32);
                 }
             }
         }
-        at += search.units.comptime();
+        at += units;
+    }
+    let first = (UNIT_POS / PLANE_DIM) as usize * VALUES;
+    #[unroll]
+    for value in 0..VALUES {
+        let of_plane = plane_sum(own[value]);
+        if UNIT_POS_PLANE == 0 {
+            counts.parts[first + value] = of_plane;
+        }
     }
 }
 
-/// Sums a row's numbers from a place on. The result is the first of the totals.
+/// Sums the weights of a row's numbers from a place on. The result is the first of the totals.
 #[cube]
-pub(crate) fn total_from<N: Size>(
+pub(crate) fn weight_from<N: Size>(
     numbers: &[Vector<f32, N>],
     counts: &mut Counts,
     row: &RankedRow,
     from: &Place,
     #[comptime] search: Search,
 ) {
-    let mut own = Array::<f32>::new(STEPS);
-    #[unroll]
-    for step in 0..STEPS {
-        own[step] = 0.0f32;
-    }
+    let mut own = 0.0f32;
     let mut at = UNIT_POS as usize;
     while at < row.columns {
         let vector = numbers[row.start + at];
@@ -197,40 +330,17 @@ pub(crate) fn total_from<N: Size>(
         for lane in 0..N::value() {
             let number = vector.extract(lane);
             let index = at * N::value() + lane;
-            let key = sort_key(number);
-            if index < row.length && not_below(key, index_key(index), from.high, from.low) {
-                let mut amount = 1.0f32;
-                if search.weighted {
-                    amount = weight(number, row.max, row.temperature);
-                }
-                own[0] += amount;
+            if index < row.length
+                && not_below(sort_key(number), index_key(index), from.high, from.low)
+            {
+                own += weight(number, row.max, row.temperature);
             }
         }
         at += search.units.comptime();
     }
-    add_up(&own, counts, search);
-}
-
-/// Sums each of the 15 totals over the cube.
-#[cube]
-fn add_up(own: &Array<f32>, counts: &mut Counts, #[comptime] search: Search) {
-    let plane = (UNIT_POS / PLANE_DIM) as usize;
-    #[unroll]
-    for step in 0..STEPS {
-        let of_plane = plane_sum(own[step]);
-        if UNIT_POS_PLANE == 0 {
-            counts.parts[plane * STEPS + step] = of_plane;
-        }
+    let of_plane = plane_sum(own);
+    if UNIT_POS_PLANE == 0 {
+        counts.parts[(UNIT_POS / PLANE_DIM) as usize * VALUES] = of_plane;
     }
-    sync_cube();
-    let unit = UNIT_POS as usize;
-    if unit < STEPS {
-        let planes = (comptime!(search.units as u32) / PLANE_DIM) as usize;
-        let mut total = 0.0f32;
-        for plane in 0..planes {
-            total += counts.parts[plane * STEPS + unit];
-        }
-        counts.totals[unit] = total;
-    }
-    sync_cube();
+    counts.add_up(1usize, search.units);
 }

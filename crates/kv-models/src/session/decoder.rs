@@ -38,6 +38,8 @@ pub struct Decoder<'a> {
     /// `None` where no sequence has one.
     penalty: Option<Penalty>,
     drawn: usize,
+    /// The tokens that a step drew behind tokens that were appended; nobody has asked for them yet.
+    unread: Option<Tensor<1, Int>>,
     /// Whether steps begin before the host has read the tokens that they decode.
     runs_ahead: bool,
     /// The tokens that the step ahead of the host draws.
@@ -92,6 +94,7 @@ impl<'a> Session<'a> {
             state,
             penalty,
             drawn: 0,
+            unread: None,
             runs_ahead: false,
             ahead: None,
             failed: false,
@@ -185,11 +188,14 @@ impl<'a> Decoder<'a> {
         }
         let drawn = match ahead {
             Some(drawn) => drawn?,
-            None if self.drawn == 0 => {
-                let _work = device_work();
-                self.draw()?
-            }
-            None => self.decode()?,
+            None => match self.unread.take() {
+                Some(drawn) => drawn,
+                None if self.drawn == 0 => {
+                    let _work = device_work();
+                    self.draw()?
+                }
+                None => self.decode()?,
+            },
         };
         self.drawn += 1;
         let step = self.session.steps;
@@ -209,6 +215,75 @@ impl<'a> Decoder<'a> {
         let tokens: Vec<u32> = tokens.into_iter().map(|token| token.max(0) as u32).collect();
         self.session.remember(&tokens);
         Ok(tokens)
+    }
+
+    /// Appends the same number of tokens to every sequence in place of drawn ones, as
+    /// [`Session::append`] does: by steps that are recorded, where the policy's decode steps change
+    /// slots. Returns the logits before each token, `[N]` of `[B, vocabulary]`.
+    ///
+    /// [`Self::next_tokens`] goes on behind the last token. It draws as if the tokens had been drawn.
+    ///
+    /// # Errors
+    /// [`ModelError::UnequalPrompts`] for rows of different lengths,
+    /// [`ModelError::TokenOutOfRange`], [`ModelError::StepInFlight`] where a step has begun ahead
+    /// of the host, and the errors of [`Self::next_tokens`].
+    pub fn append(&mut self, tokens: &[&[u32]]) -> Result<Vec<Tensor<2>>> {
+        if self.failed {
+            return Err(ModelError::DecoderFailed);
+        }
+        if self.ahead.is_some() {
+            return Err(ModelError::StepInFlight);
+        }
+        let batch = self.session.cache.batch();
+        if tokens.len() != batch {
+            return Err(ModelError::UnequalPrompts { expected: batch, actual: tokens.len() });
+        }
+        let count = tokens.first().map_or(0, |row| row.len());
+        for row in tokens {
+            if row.len() != count {
+                return Err(ModelError::UnequalPrompts { expected: count, actual: row.len() });
+            }
+            self.session.model.llama().check_tokens(row)?;
+        }
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        if self.drawn == 0 && self.unread.is_none() {
+            // The first draw moves positions to the first token's.
+            let _work = device_work();
+            self.unread = Some(self.draw()?);
+        }
+        if !self.session.policy.capabilities().changes_decode {
+            return self.append_at_once(tokens, count);
+        }
+        let mut before = Vec::with_capacity(count);
+        for index in 0..count {
+            let step: Vec<u32> = tokens.iter().map(|row| row[index]).collect();
+            let work = device_work();
+            // A copy: a recorded step writes every step's logits into the same place.
+            before.push(self.session.logits.clone().mul_scalar(1.0));
+            self.state.force(&step)?;
+            drop(work);
+            self.unread = Some(self.decode()?);
+            self.session.remember(&step);
+        }
+        Ok(before)
+    }
+
+    /// Appends tokens of equal number by one pass over them all.
+    fn append_at_once(&mut self, tokens: &[&[u32]], count: usize) -> Result<Vec<Tensor<2>>> {
+        // The cache may have other tensors behind it than the recorded ones.
+        if let Some(stages) = &mut self.stages {
+            stages.values_mut().for_each(|stage| *stage = Stage::Counting(WARM_UP));
+        }
+        let _work = device_work();
+        self.failed = true;
+        let before = self.session.append(tokens)?;
+        // The draw behind the tokens moves positions on by the last of them.
+        self.state.skip(count - 1)?;
+        self.unread = Some(self.draw()?);
+        self.failed = false;
+        Ok(before)
     }
 
     /// Whether there can be another step, without the host.

@@ -28,6 +28,7 @@ pub(super) struct Cases {
     pub(super) balance: Vec<Halving>,
     pub(super) merge_nearest: Vec<Attention>,
     pub(super) quantized_attention: Vec<Quantized>,
+    pub(super) archived_attention: Vec<Archived>,
 }
 
 /// The cases of every kernel by op.
@@ -37,6 +38,7 @@ pub(super) struct Strategies {
     pub(super) decode_attention: Vec<Attention>,
     pub(super) sketch_attention: Vec<Sketched>,
     pub(super) quantized_attention: Vec<Quantized>,
+    pub(super) archived_attention: Vec<Archived>,
     pub(super) prefill_attention: Vec<Attention>,
     pub(super) linear: Vec<Product>,
     pub(super) nearest_slots: Vec<Nearest>,
@@ -72,6 +74,14 @@ pub(super) struct Quantized {
     pub(super) attention: Attention,
     pub(super) key_bits: usize,
     pub(super) value_bits: usize,
+}
+
+/// Attention over archived slots, of which a few of each range come back.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub(super) struct Archived {
+    #[serde(flatten)]
+    pub(super) attention: Attention,
+    pub(super) revived: usize,
 }
 
 /// Lists, each of whose slots seeks its nearest in a second list of as many.
@@ -135,6 +145,7 @@ impl Cases {
             (Op::Balance, self.balance.len()),
             (Op::MergeNearest, self.merge_nearest.len()),
             (Op::QuantizedAttention, self.quantized_attention.len()),
+            (Op::ArchivedAttention, self.archived_attention.len()),
         ];
         each.into_iter().filter(|(op, _)| wanted(*op)).map(|(_, count)| count).sum()
     }
@@ -150,6 +161,7 @@ impl Cases {
         self.balance.truncate(1);
         self.merge_nearest.truncate(1);
         self.quantized_attention.truncate(1);
+        self.archived_attention.truncate(1);
         self
     }
 }
@@ -171,6 +183,13 @@ impl Quantized {
     pub(super) fn name(&self) -> String {
         let Self { attention, key_bits, value_bits } = self;
         format!("{} of {key_bits} and {value_bits} bits", attention.name())
+    }
+}
+
+impl Archived {
+    /// The attention's name, and how many slots come back.
+    pub(super) fn name(&self) -> String {
+        format!("{}, {} come back", self.attention.name(), self.revived)
     }
 }
 

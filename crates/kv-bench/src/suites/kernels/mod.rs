@@ -1,5 +1,6 @@
 //! Kernels on bare tensors: time, bandwidth, rate, beside the device's own copy.
 
+mod archive;
 mod attention;
 mod cases;
 mod clock;
@@ -155,6 +156,12 @@ pub(crate) fn run(bench: &mut Bench, options: &Kernels) -> anyhow::Result<()> {
     if wanted(Op::QuantizedAttention) {
         for case in &cases.quantized_attention {
             quantized::attention(&mut lab, case)?;
+            progress.step();
+        }
+    }
+    if wanted(Op::ArchivedAttention) {
+        for case in &cases.archived_attention {
+            archive::attention(&mut lab, case)?;
             progress.step();
         }
     }

@@ -9,13 +9,16 @@ use kv_kernels::{
     Dilation, Earlier, EvictionOptions, EvictionScope, EvictionStrategy, HEAD_FIELDS, HeldSlots,
     IndexSets, KernelError, LinearOptions, LinearStrategy, NearestSlotsOptions,
     NearestSlotsStrategy, PrefillOptions, PrefillStrategy, QuantizedStrategy, ScoreReduction,
-    SetRule, Share, SimilarityReduction, SketchHashes, SketchSource, SketchStrategy,
-    SketchedTokens, SlotLists, SlotRanges, cis_attention, decode_attention, evicting_attention,
-    linear, log_norms, nearest_slots, prefill_attention, sketch_attention,
+    SetRule, Share, SignatureStrategy, SimilarityReduction, SketchHashes, SketchSource,
+    SketchStrategy, SketchedTokens, SlotLists, SlotRanges, cis_attention, decode_attention,
+    evicting_attention, linear, log_norms, nearest_slots, prefill_attention, sketch_attention,
 };
 
 use super::KernelBench;
-use super::cases::{Attention, Halving, Nearest, Product, Quantized, Sketched, Strategies};
+use super::archive::ArchivedStep;
+use super::cases::{
+    Archived, Attention, Halving, Nearest, Product, Quantized, Sketched, Strategies,
+};
 use super::clock::{Clock, LaunchOutput};
 use super::quantized::QuantizedStep;
 use super::slots::Lists;
@@ -42,6 +45,9 @@ pub(super) fn run(
     }
     if wanted(Op::QuantizedAttention) {
         cases.quantized_attention.iter().try_for_each(|case| quantized(bench, case))?;
+    }
+    if wanted(Op::ArchivedAttention) {
+        cases.archived_attention.iter().try_for_each(|case| archived(bench, case))?;
     }
     if wanted(Op::PrefillAttention) {
         cases.prefill_attention.iter().try_for_each(|case| prefill(bench, case))?;
@@ -195,6 +201,14 @@ fn sketched(bench: &mut KernelBench<'_>, case: &Sketched) -> anyhow::Result<()> 
         let (query, pool) = (step.query.clone(), step.pools[i].clone());
         Ok(sketch_attention(query, pool, &step.ranges, slots, tokens)?.output)
     })
+}
+
+/// Scores alone: attention over archived slots has one kernel.
+fn archived(bench: &mut KernelBench<'_>, case: &Archived) -> anyhow::Result<()> {
+    let step = ArchivedStep::new(bench, case)?;
+    let task = format!("signature_scores {}", case.name());
+    let strategies = [SignatureStrategy::Portable, SignatureStrategy::TensorCore];
+    each(bench, &task, 1, step.scored(), &strategies, |_, strategy| step.score(strategy))
 }
 
 fn quantized(bench: &mut KernelBench<'_>, case: &Quantized) -> anyhow::Result<()> {

@@ -82,7 +82,7 @@ struct Running {
 #[cube]
 impl Running {
     /// Adds a slot, by this unit's channels of its key and value. All units of the plane take part.
-    fn add(&mut self, key: &Array<f32>, value: &Array<f32>, bonus: f32, counts: bool) {
+    fn add(&mut self, key: &Array<f32>, value: &Array<f32>, bonus: f32) {
         let channels = comptime!(self.channels);
         #[unroll]
         for g in 0..self.group {
@@ -91,7 +91,7 @@ impl Running {
             for i in 0..channels {
                 part += self.queries[g * channels + i] * key[i];
             }
-            let logit = select(counts, plane_sum(part) + bonus, f32::new(LOWEST_LOGIT));
+            let logit = plane_sum(part) + bonus;
             let top = larger(self.maxima[g], logit);
             let factor = weight_of(self.maxima[g], top);
             let weight = weight_of(logit, top);
@@ -172,25 +172,27 @@ pub(super) fn archived_attention_kernel<F: Float>(
     while task < count {
         #[unroll]
         for a in 0..AHEAD.comptime() {
-            // A slot beyond the last is read and does not count.
-            let at = min(task + a * step, count - 1);
-            let slot = offset + max(slots.chosen[list + at], 0) as usize;
-            #[unroll]
-            for i in 0..own_words {
-                let word = min(lane + i * width, comptime!(row_words - 1));
-                let from = slot * comptime!(2 * row_words) + word;
-                key_words[a * own_words + i] = pool.rows.read(from);
-                value_words[a * own_words + i] = pool.rows.read(from + row_words);
+            if task + a * step < count {
+                let slot = offset + max(slots.chosen[list + task + a * step], 0) as usize;
+                #[unroll]
+                for i in 0..own_words {
+                    let word = min(lane + i * width, comptime!(row_words - 1));
+                    let from = slot * comptime!(2 * row_words) + word;
+                    key_words[a * own_words + i] = pool.rows.read(from);
+                    value_words[a * own_words + i] = pool.rows.read(from + row_words);
+                }
             }
         }
         #[unroll]
         for a in 0..AHEAD.comptime() {
-            #[unroll]
-            for i in 0..own_words {
-                unpack(key_words[a * own_words + i], &mut key, i * numbers, dtype);
-                unpack(value_words[a * own_words + i], &mut value, i * numbers, dtype);
+            if task + a * step < count {
+                #[unroll]
+                for i in 0..own_words {
+                    unpack(key_words[a * own_words + i], &mut key, i * numbers, dtype);
+                    unpack(value_words[a * own_words + i], &mut value, i * numbers, dtype);
+                }
+                running.add(&key, &value, 0.0f32);
             }
-            running.add(&key, &value, 0.0f32, task + a * step < count);
         }
         task += AHEAD.comptime() * step;
     }
@@ -217,8 +219,9 @@ pub(super) fn archived_attention_kernel<F: Float>(
             value[i] = select(within % 2 == 0, first_of(word), second_of(word));
         }
         let others = f32::cast_from(u32::cast_from(BLOCK.comptime()) - back);
-        let bonus = larger(others, 1.0f32).ln();
-        running.add(&key, &value, bonus, others > 0.5f32);
+        if others > 0.5f32 {
+            running.add(&key, &value, others.ln());
+        }
         block += step;
     }
 

@@ -20,7 +20,9 @@ use burn::tensor::Tensor;
 
 use super::layout::BLOCK;
 use super::pool::ArchivePool;
-use super::signature_scores::{check_call, signature_scores};
+use super::signature_scores::{
+    SignatureScoresOptions, SignatureStrategy, check_call, signature_scores,
+};
 use crate::attention::continued::AttendedSlots;
 use crate::backend::check::Check;
 use crate::{Choice, KernelError, SlotRanges, top_slots};
@@ -71,7 +73,13 @@ pub fn archived_attention(
         0 => None,
         revived => {
             let sums = &attended.log_sum_exp;
-            let scored = signature_scores(&query, pool, ranges, sums, scale, longest, revived)?;
+            let options = SignatureScoresOptions {
+                scale,
+                longest,
+                wanted: revived,
+                strategy: SignatureStrategy::Auto,
+            };
+            let scored = signature_scores(&query, pool, ranges, sums, options)?;
             let choice = Choice::Top(scored.wanted);
             Some(top_slots(scored.scores, Some(scored.candidates), choice, revived)?)
         }

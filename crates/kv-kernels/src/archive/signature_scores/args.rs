@@ -3,6 +3,7 @@
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
 
+use super::SignatureStrategy;
 use crate::archive::pool::ArchiveTensors;
 
 /// The query, the archived slots, and the attention to others.
@@ -23,4 +24,6 @@ pub(crate) struct SignatureScoresArgs<B: Backend> {
     /// `T`
     pub(crate) columns: usize,
     pub(crate) wanted: usize,
+    /// A kernel, not `Auto`, unless on a CPU.
+    pub(crate) strategy: SignatureStrategy,
 }

@@ -13,13 +13,18 @@
 mod args;
 mod backend;
 #[cfg(feature = "gpu")]
-mod kernel;
+mod kernel_args;
 #[cfg(feature = "gpu")]
 mod launch;
+#[cfg(feature = "gpu")]
+mod plain;
 pub(crate) mod reference;
+mod strategy;
+#[cfg(feature = "gpu")]
+mod tensor_core;
 
 use burn::backend::Dispatch;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 use super::pool::ArchivePool;
 use crate::backend::check::Check;
@@ -27,6 +32,8 @@ use crate::select::scored_rows::ScoredRows;
 use crate::{KernelError, SlotRanges};
 use args::SignatureScoresArgs;
 use backend::SignatureOps;
+use strategy::SignatureShape;
+pub use strategy::SignatureStrategy;
 
 const OP: &str = "signature_scores";
 /// The most numbers of a group's queries, whose factors a cube has in shared memory.
@@ -35,6 +42,19 @@ pub(crate) const MOST_QUERIES: usize = 1_024;
 pub(crate) const MOST_HEADS: usize = 16;
 /// The least log-sum-exp that counts: below it estimates would lose their last digits.
 const LEAST_LOG_SUM: f32 = -1e4;
+
+/// How [`signature_scores`] scores.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SignatureScoresOptions {
+    /// The factor of logits; `None` means `1 / sqrt(D)`.
+    pub scale: Option<f32>,
+    /// The most slots that a range may have.
+    pub longest: usize,
+    /// How many slots of each range are wanted.
+    pub wanted: usize,
+    /// The kernel.
+    pub strategy: SignatureStrategy,
+}
 
 /// Scores archived slots by their signatures.
 ///
@@ -48,17 +68,17 @@ const LEAST_LOG_SUM: f32 = -1e4;
 /// `longest`, and `wanted` slots of each row are wanted.
 ///
 /// # Errors
-/// [`KernelError`] where shapes, dtypes or devices do not fit.
+/// [`KernelError`] where shapes, dtypes or devices do not fit, and for a strategy that cannot run
+/// the call.
 pub fn signature_scores(
     query: &Tensor<3>,
     pool: &ArchivePool,
     ranges: &SlotRanges,
     log_sum_exp: &Tensor<2>,
-    scale: Option<f32>,
-    longest: usize,
-    wanted: usize,
+    options: SignatureScoresOptions,
 ) -> Result<ScoredRows, KernelError> {
     let check = Check::new(OP, query);
+    let SignatureScoresOptions { scale, longest, wanted, strategy } = options;
     check_call(&check, query, pool, ranges, log_sum_exp)?;
     if !pool.keeps_slots {
         return Err(check.unsupported("pool", "one that sums up", "pools that keep slots"));
@@ -69,7 +89,9 @@ pub fn signature_scores(
     if i32::try_from(wanted).is_err() {
         return Err(check.unsupported("wanted", wanted, "at most 2,147,483,647 slots"));
     }
-    let [_, _, head_dim] = query.dims();
+    let ([_, query_heads, head_dim], [_, kv_heads]) = (query.dims(), ranges.offsets.dims());
+    let full = query.dtype() == DType::F32;
+    let shape = SignatureShape { group: query_heads / kv_heads, head_dim, full };
     let scored = <Dispatch as SignatureOps>::signature_scores(SignatureScoresArgs {
         query: query.clone().into_dispatch(),
         pool: pool.to_tensors(),
@@ -79,6 +101,7 @@ pub fn signature_scores(
         scale: scale.unwrap_or_else(|| 1.0 / (head_dim as f32).sqrt()),
         columns: longest,
         wanted,
+        strategy: check.chosen(strategy, DType::BF16, &shape)?,
     });
     Ok(scored.into())
 }

@@ -21,7 +21,7 @@ impl DecodeAttentionOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The implementation for the CPU, which runs the reference.
+    //! The implementation for the CPU.
 
     use burn::backend::{DType, Element, Flex, Shape, TensorData};
     use burn_flex::FlexTensor;
@@ -31,7 +31,8 @@ mod cpu {
     use super::DecodeAttentionOps;
     use crate::attention::decode::ViewKind;
     use crate::attention::decode::args::{DecodeArgs, DecodeTensors};
-    use crate::attention::decode::reference::{Problem, Scores, Solution, View, solve};
+    use crate::attention::decode::problem::{Problem, Scores, Solution, View};
+    use crate::attention::decode::vectorised::{HostFloat, solve};
     use crate::backend::host_buffers::slice;
 
     impl DecodeAttentionOps for Flex {
@@ -46,19 +47,18 @@ mod cpu {
     }
 
     impl DecodeArgs<Flex> {
-        /// Runs the reference, and returns `scores` for every slot.
+        /// Attends, and returns `scores` for every slot.
         pub(crate) fn solve(self, scores: Scores) -> DecodeTensors<Flex> {
             match self.query.dtype() {
-                DType::F16 => self.run::<f16>(scores, f16::to_f32, f16::from_f32),
-                DType::BF16 => self.run::<bf16>(scores, bf16::to_f32, bf16::from_f32),
-                _ => self.run::<f32>(scores, |x| x, |x| x),
+                DType::F16 => self.run::<f16>(scores, f16::from_f32),
+                DType::BF16 => self.run::<bf16>(scores, bf16::from_f32),
+                _ => self.run::<f32>(scores, |x| x),
             }
         }
 
-        fn run<E: Element + Pod>(
+        fn run<E: Element + Pod + HostFloat>(
             self,
             scores: Scores,
-            load: impl Fn(E) -> f32,
             store: impl Fn(f32) -> E,
         ) -> DecodeTensors<Flex> {
             let shape = self.query.layout().shape().clone();
@@ -86,12 +86,11 @@ mod cpu {
                 },
                 offsets: slice::<i32>(&offsets),
                 lengths: slice::<i32>(&lengths),
-                kv_heads,
                 group,
                 head_dim,
                 scale: self.config.scale,
             };
-            let Solution { output, log_sum_exp, scores } = solve(&problem, scores, load);
+            let Solution { output, log_sum_exp, scores } = solve(&problem, scores);
 
             let output = TensorData::new(output.into_iter().map(store).collect::<Vec<E>>(), shape);
             let rows = log_sum_exp.len() / query_heads;

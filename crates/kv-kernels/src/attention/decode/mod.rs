@@ -14,6 +14,8 @@
 //! finds the slots that a query attends to. For evictions, `argmin_importance.rs` finds the slot
 //! that adds least to a head's output, and `together.rs` finds one slot for all heads of a
 //! sequence.
+//!
+//! On CPUs `vectorised.rs` attends, by vector instructions and on all cores.
 
 #[cfg(feature = "gpu")]
 pub(crate) mod argmin_importance;
@@ -41,11 +43,12 @@ mod options;
 mod plain;
 #[cfg(feature = "gpu")]
 pub(crate) mod plan;
+#[cfg(feature = "flex")]
+pub(crate) mod problem;
 #[cfg(feature = "gpu")]
 pub(crate) mod products;
 #[cfg(feature = "gpu")]
 pub(crate) mod range_part;
-pub(crate) mod reference;
 #[cfg(feature = "gpu")]
 pub(crate) mod slot_indexer;
 #[cfg(feature = "gpu")]
@@ -57,6 +60,8 @@ pub(crate) mod subgroup_softmax;
 pub(crate) mod tensor_core;
 #[cfg(feature = "gpu")]
 pub(crate) mod together;
+#[cfg(feature = "flex")]
+mod vectorised;
 
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;

@@ -29,7 +29,7 @@ mod cpu {
 
     use super::EvictingAttentionOps;
     use crate::attention::decode::args::{DecodeArgs, DecodeTensors};
-    use crate::attention::decode::reference::Scores;
+    use crate::attention::decode::problem::Scores;
     use crate::attention::evicting::EvictionScope;
     use crate::attention::evicting::args::{Evicted, EvictingArgs};
     use crate::attention::evicting::reference::{Decision, HostGuard, HostRecords};

@@ -9,7 +9,9 @@ use super::{FLOATS, INTS};
 use crate::components::sentinels::NO_INDEX;
 use crate::components::sentinels::NO_TOKEN;
 use crate::components::sort_key::{index_key, not_below, sort_key};
-use crate::components::top_k::{Counts, Place, RankedRow, Search, threshold, total_from, weight};
+use crate::components::top_k::{
+    Amounts, Counts, Place, RankedRow, Search, threshold, weight, weight_from,
+};
 use crate::layers::random::kernel::uniform;
 
 /// Comptime configuration of the generated code.
@@ -19,6 +21,8 @@ pub(crate) struct Blueprint {
     pub(crate) units: usize,
     /// The most planes of a cube.
     pub(crate) planes: usize,
+    /// How tokens are counted.
+    pub(crate) ones: Amounts,
     /// Whether any row draws at random.
     pub(crate) draws: bool,
     /// Whether any row keeps only its `k` likeliest tokens.
@@ -28,8 +32,8 @@ pub(crate) struct Blueprint {
 }
 
 impl Blueprint {
-    fn search(self, weighted: bool) -> Search {
-        Search { units: self.units, planes: self.planes, weighted }
+    fn search(self, amounts: Amounts) -> Search {
+        Search { units: self.units, planes: self.planes, amounts }
     }
 }
 
@@ -93,15 +97,15 @@ pub(crate) fn sample_kernel<N: Size>(
         if comptime!(blueprint.ranks) {
             let wanted = f32::cast_from(rules.ints[row * INTS]);
             let floor = Place { high: 0u32, low: 0u32 };
-            let search = blueprint.search(false);
+            let search = comptime!(blueprint.search(blueprint.ones));
             let place = threshold(logits, &mut counted, &ranked, wanted, &floor, search);
             high = place.high;
             low = place.low;
         }
         if comptime!(blueprint.nucleus) {
             let floor = Place { high, low };
-            let search = blueprint.search(true);
-            total_from(logits, &mut counted, &ranked, &floor, search);
+            let search = comptime!(blueprint.search(Amounts::Weights));
+            weight_from(logits, &mut counted, &ranked, &floor, search);
             let wanted = rules.floats[row * FLOATS + 1] * counted.totals[0];
             sync_cube();
             let place = threshold(logits, &mut counted, &ranked, wanted, &floor, search);

@@ -10,6 +10,7 @@ use super::DrawConfig;
 use super::args::{Drawn, SampleTensors};
 use super::kernel::{Blueprint, DrawRulesLaunch, DrawnSequencesLaunch, sample_kernel};
 use crate::backend::client::{empty_like, grid, vector_lanes, widest_cube};
+use crate::components::top_k::Amounts;
 
 /// Draws a token for every row of `logits` `[B, V]`.
 pub(super) fn draw(
@@ -25,6 +26,7 @@ pub(super) fn draw(
     let (units, planes) = widest_cube(&client);
     let DrawConfig { draws, ranks, nucleus } = config;
     let lanes = vector_lanes(&logits, vocabulary, vocabulary);
+    let ones = Amounts::ones(&client, (vocabulary / lanes).div_ceil(units) * lanes);
     // SAFETY: shapes were checked, and the kernel guards its accesses.
     unsafe {
         sample_kernel::launch_unchecked(
@@ -45,7 +47,7 @@ pub(super) fn draw(
                 rows,
             ),
             vocabulary / lanes,
-            Blueprint { units, planes, draws, ranks, nucleus },
+            Blueprint { units, planes, ones, draws, ranks, nucleus },
         );
     }
     Drawn { drawn, draws: state.draws, positions: state.positions, tokens: state.tokens }

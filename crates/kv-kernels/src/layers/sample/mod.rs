@@ -13,7 +13,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Int, Tensor};
 
 use crate::backend::check::Check;
-use crate::{KernelError, scatter_ints};
+use crate::{KernelError, assign_ints, scatter_ints};
 use args::SampleTensors;
 use backend::SampleOps;
 
@@ -134,6 +134,27 @@ impl DrawState {
     /// The positions of the last drawn tokens, `[B]`, 32-bit: moved on in place by every draw.
     pub fn positions(&self) -> &Tensor<1, Int> {
         &self.positions
+    }
+
+    /// Replaces the last drawn tokens by others, one a sequence.
+    ///
+    /// # Errors
+    /// [`KernelError`] for another number of tokens than sequences, and where the device fails.
+    pub fn force(&mut self, tokens: &[u32]) -> Result<(), KernelError> {
+        let tokens = tokens.iter().map(|&token| token as i32).collect();
+        let forced = upload(tokens, &self.tokens.device());
+        assign_ints(&mut self.tokens, forced)
+    }
+
+    /// Moves the positions of sequences that have not ended on by `tokens`, as that many draws do.
+    ///
+    /// # Errors
+    /// [`KernelError`] where the device fails.
+    pub fn skip(&mut self, tokens: usize) -> Result<(), KernelError> {
+        let batch = self.rows.len();
+        let moves = self.ints.clone().reshape([batch, INTS]).narrow(1, INTS - 1, 1);
+        let moved = self.positions.clone() + moves.reshape([batch]).mul_scalar(tokens as i32);
+        assign_ints(&mut self.positions, moved)
     }
 
     /// Ends a sequence: it stays at `position`, and later draws for it are meaningless.

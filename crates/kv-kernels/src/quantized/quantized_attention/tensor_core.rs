@@ -26,6 +26,7 @@ use half::bf16;
 
 use super::kernel_args::{Blueprint, QuantizedRanges};
 use crate::attention::continued::combine::Parts;
+use crate::components::bf16_pairs::{lead, packed, rounded};
 use crate::components::sentinels::LOWEST_LOGIT;
 use crate::components::softmax::{larger, weight_of};
 use crate::quantized::layout::kernel::{fractions_of, minimum_of, step_of};
@@ -450,25 +451,4 @@ pub(super) fn quantized_tiles_kernel<F: Float>(
             parts.stats[part * 2 + 1] = sum;
         }
     }
-}
-
-/// The leading bits of a number, which bf16 has room for.
-#[cube]
-fn lead(x: f32) -> f32 {
-    f32::reinterpret(u32::reinterpret(x) & 0xffff_0000u32)
-}
-
-/// A number rounded to the bits that a sum of two bf16 numbers has. Without the rounding, all
-/// factors would be too small, and their errors would add up.
-#[cube]
-fn rounded(x: f32) -> f32 {
-    let leading = lead(x);
-    let rest = u32::reinterpret(x - leading) + 0x8000u32;
-    leading + f32::reinterpret(rest & 0xffff_0000u32)
-}
-
-/// A pair of bf16 numbers, of the upper halves of two f32.
-#[cube]
-fn packed(low: f32, high: f32) -> u32 {
-    (u32::reinterpret(low) >> 16u32) | (u32::reinterpret(high) & 0xffff_0000u32)
 }

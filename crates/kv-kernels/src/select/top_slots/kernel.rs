@@ -16,9 +16,6 @@ pub(crate) enum Rule {
     Above,
 }
 
-/// Units whose counts are summed together.
-const GROUP: usize = 32;
-
 /// Rows of scores, and how many of each row, or from which score on, are wanted.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct WantedRows<N: Size> {
@@ -81,67 +78,70 @@ pub(crate) fn top_slots_kernel<N: Size>(
         wanted = 0u32;
     }
 
-    // Each unit has neighbouring scores, so that the counts of the units before it say where it
-    // writes.
-    let segment = columns.div_ceil(units);
-    let first = min(unit * segment, columns);
-    let last = min(first + segment, columns);
-    let mut kept = 0u32;
-    for at in first..last {
-        let vector = asked.scores[start + at];
-        #[unroll]
-        for lane in 0..N::value() {
-            let index = at * N::value() + lane;
-            let stays = index < length
-                && not_below(sort_key(vector.extract(lane)), index_key(index), high, low);
-            kept += select(stays, 1u32, 0u32);
-        }
-    }
-    if wanted == 0 {
-        kept = 0u32;
-    }
-    let mut own = Shared::<[u32]>::new_slice(units);
-    let mut groups = Shared::<[u32]>::new_slice(comptime!(units.div_ceil(GROUP)));
-    own[unit] = kept;
-    sync_cube();
-    if unit < comptime!(units.div_ceil(GROUP)) {
-        let mut sum = 0u32;
-        for i in 0..comptime!(GROUP.min(units)) {
-            sum += own[unit * GROUP + i];
-        }
-        groups[unit] = sum;
-    }
-    sync_cube();
-    let mut before = 0u32;
-    for group in 0..unit / GROUP {
-        before += groups[group];
-    }
-    for i in unit / GROUP * GROUP..unit {
-        before += own[i];
-    }
-    let mut to = before as usize;
-    if kept > 0 {
-        for at in first..last {
+    // Each plane has neighbouring scores, so that the counts of the planes before it say where it
+    // writes. Its units have neighbouring vectors.
+    let (lane, width) = (UNIT_POS_PLANE as usize, PLANE_DIM as usize);
+    let (plane, planes) = (unit / width, units / width);
+    let rounds = columns.div_ceil(units);
+    let first = plane * rounds * width + lane;
+    let mut own = 0u32;
+    for round in 0..rounds {
+        let at = first + round * width;
+        if at < columns {
             let vector = asked.scores[start + at];
             #[unroll]
             for lane in 0..N::value() {
                 let index = at * N::value() + lane;
                 let stays = index < length
                     && not_below(sort_key(vector.extract(lane)), index_key(index), high, low);
-                if stays && to < most {
-                    chosen.indices[row * most + to] = i32::cast_from(index);
-                    to += 1;
+                own += select(stays, 1u32, 0u32);
+            }
+        }
+    }
+    if wanted == 0 {
+        own = 0u32;
+    }
+    let mut parts = Shared::<[u32]>::new_slice(comptime!(search.planes));
+    let kept = plane_sum(own);
+    if lane == 0 {
+        parts[plane] = kept;
+    }
+    sync_cube();
+    let mut to = 0u32;
+    let mut total = 0u32;
+    for other in 0..planes {
+        let count = parts[other];
+        to += select(other < plane, count, 0u32);
+        total += count;
+    }
+    let total = min(total as usize, most);
+    if kept > 0 {
+        for round in 0..rounds {
+            let at = first + round * width;
+            // A bit a number.
+            let mut stay = 0u32;
+            if at < columns {
+                let vector = asked.scores[start + at];
+                #[unroll]
+                for lane in 0..N::value() {
+                    let index = at * N::value() + lane;
+                    let stays = index < length
+                        && not_below(sort_key(vector.extract(lane)), index_key(index), high, low);
+                    stay |= select(stays, comptime!(1u32 << lane), 0u32);
+                }
+            }
+            let own = stay.count_ones();
+            let mut next = (to + plane_exclusive_sum(own)) as usize;
+            to += plane_sum(own);
+            #[unroll]
+            for lane in 0..N::value() {
+                if stay & comptime!(1u32 << lane) != 0 && next < most {
+                    chosen.indices[row * most + next] = i32::cast_from(at * N::value() + lane);
+                    next += 1;
                 }
             }
         }
     }
-    // The last unit knows the total; all units mark the free places.
-    sync_cube();
-    if unit == comptime!(units - 1) {
-        groups[0] = before + kept;
-    }
-    sync_cube();
-    let total = min(groups[0] as usize, most);
     let mut free = total + unit;
     while free < most {
         chosen.indices[row * most + free] = i32::new(NO_SLOT as i64);

@@ -8,8 +8,13 @@ use cubecl::prelude::*;
 
 use super::args::{TopSlotsArgs, WantedScores};
 use super::kernel::{ChosenSlotsLaunch, Rule, WantedRowsLaunch, top_slots_kernel};
-use crate::backend::client::{empty_like, grid, vector_lanes, widest_cube};
-use crate::components::top_k::Search;
+use crate::backend::client::{empty_like, grid, planes_of, vector_lanes, widest_cube};
+use crate::components::top_k::{Amounts, Search};
+
+/// Vectors that a unit reads of a row, where the cube may have as many units.
+const VECTORS_EACH: usize = 2;
+/// The fewest units of a cube, whole planes on all devices.
+const FEWEST_UNITS: usize = 128;
 
 /// Returns chosen indices, and the number of each row's indices.
 pub(super) fn run(args: TopSlotsArgs<CubeBackend>) -> (CubeTensor, CubeTensor) {
@@ -24,8 +29,13 @@ pub(super) fn run(args: TopSlotsArgs<CubeBackend>) -> (CubeTensor, CubeTensor) {
     let client = scores.client.clone();
     let indices = empty_like(&scores, Shape::from([rows, most]), DType::I32);
     let found = empty_like(&scores, Shape::from([rows]), DType::I32);
-    let (units, planes) = widest_cube(&client);
     let lanes = vector_lanes(&scores, columns, columns);
+    // In short rows fewer units wait for each other.
+    let (widest, _) = widest_cube(&client);
+    let wanted = (columns / lanes).div_ceil(VECTORS_EACH).next_power_of_two();
+    let units = widest.min(wanted.max(FEWEST_UNITS));
+    let planes = planes_of(&client, units);
+    let amounts = Amounts::ones(&client, (columns / lanes).div_ceil(units) * lanes);
     // SAFETY: shapes were checked, and the kernel guards its accesses.
     unsafe {
         top_slots_kernel::launch_unchecked(
@@ -47,7 +57,7 @@ pub(super) fn run(args: TopSlotsArgs<CubeBackend>) -> (CubeTensor, CubeTensor) {
                 most,
             ),
             rule,
-            Search { units, planes, weighted: false },
+            Search { units, planes, amounts },
         );
     }
     (indices, found)

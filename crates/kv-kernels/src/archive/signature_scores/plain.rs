@@ -1,9 +1,9 @@
-//! The kernel of `signature_scores`: one cube a block, one unit a slot. The queries' factors are in
-//! shared memory, four channels a vector.
+//! The portable kernel of `signature_scores`: one cube a block, one unit a slot. The queries'
+//! factors are in shared memory, four channels a vector.
 
 use cubecl::prelude::*;
 
-use super::LEAST_LOG_SUM;
+use super::kernel_args::{Blueprint, ScoredRanges};
 use crate::archive::layout::kernel::{first_of, second_of};
 use crate::archive::layout::{BLOCK, SIGNS, signature_words};
 use crate::components::softmax::larger;
@@ -12,35 +12,12 @@ use crate::select::scored_rows::ScoredRowBuffers;
 /// Channels of a vector.
 const LANES: usize = 4;
 
-/// Comptime configuration of the generated code.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Blueprint {
-    pub(super) group: usize,
-    pub(super) head_dim: usize,
-}
-
-/// The signatures, the ranges, and the attention to other slots.
-#[derive(CubeType, CubeLaunch)]
-pub(super) struct SignedSlots {
-    signatures: Box<[u32]>,
-    statistics: Box<[u32]>,
-    /// First slots, `[B, Hkv]`.
-    offsets: Box<[i32]>,
-    /// `[B, Hkv]`
-    lengths: Box<[i32]>,
-    /// `[B, Hq]`
-    log_sum_exp: Box<[f32]>,
-    /// The factor of logits.
-    scale: f32,
-    wanted: u32,
-    /// Blocks of a row of scores.
-    blocks: usize,
-}
-
 #[cube(launch_unchecked)]
 pub(super) fn signature_scores_kernel<F: Float>(
     queries: &[F],
-    slots: &SignedSlots,
+    signatures: &[u32],
+    statistics: &[u32],
+    ranges: &ScoredRanges,
     scored: &mut ScoredRowBuffers,
     #[comptime] blueprint: Blueprint,
     #[define(F)] _dtype: ElemType,
@@ -49,20 +26,18 @@ pub(super) fn signature_scores_kernel<F: Float>(
     let words = comptime!(signature_words(head_dim));
     let vectors = comptime!(words * SIGNS / LANES);
     let cube = CUBE_POS;
-    if cube >= scored.rows * slots.blocks {
+    if cube >= scored.rows * ranges.blocks {
         terminate!();
     }
-    let (row, own) = (cube / slots.blocks, cube % slots.blocks);
-    let length = min(max(slots.lengths[row], 0), scored.columns as i32);
+    let (row, own) = (cube / ranges.blocks, cube % ranges.blocks);
     let unit = UNIT_POS as usize;
     if own + unit == 0 {
-        scored.candidates[row] = length;
-        scored.wanted[row] = slots.wanted as i32;
+        ranges.write_counts(row, scored);
     }
-    if own * BLOCK.comptime() >= length as usize {
+    if own * BLOCK.comptime() >= ranges.length(row, scored.columns) {
         terminate!();
     }
-    let block = max(slots.offsets[row], 0) as usize / BLOCK.comptime() + own;
+    let block = ranges.block(row, own);
 
     let mut factors = Shared::<[Vector<f32, Const<LANES>>]>::new_slice(comptime!(group * vectors));
     let mut parts = Shared::<[f32]>::new_slice(comptime!(group * BLOCK));
@@ -78,9 +53,9 @@ pub(super) fn signature_scores_kernel<F: Float>(
                 let channel = vector * LANES.comptime() + lane;
                 let mut own = 0.0f32;
                 if channel < head_dim {
-                    let word = slots.statistics[block * head_dim + channel];
+                    let word = statistics[block * head_dim + channel];
                     let (mean, spread) = (first_of(word), second_of(word));
-                    let q = f32::cast_from(queries[query + channel]) * slots.scale;
+                    let q = f32::cast_from(queries[query + channel]) * ranges.scale;
                     own = 2.0f32 * q * spread;
                     part += q * (mean - spread);
                 }
@@ -105,10 +80,10 @@ pub(super) fn signature_scores_kernel<F: Float>(
     let mut odds = Array::<f32>::new(group);
     #[unroll]
     for g in 0..group {
-        odds[g] = bases[g] - max(slots.log_sum_exp[row * group + g], LEAST_LOG_SUM.comptime());
+        odds[g] = bases[g] - ranges.log_sum(row * group + g);
     }
     for word in 0..words {
-        let signs = slots.signatures[(block * words + word) * BLOCK.comptime() + unit];
+        let signs = signatures[(block * words + word) * BLOCK.comptime() + unit];
         for v in 0..comptime!(SIGNS / LANES) {
             let vector = word * comptime!(SIGNS / LANES) + v;
             #[unroll]

@@ -1,0 +1,316 @@
+//! Weighted decode attention on CPUs, by vector instructions and on all cores.
+//!
+//! A range's slots are split into parts of [`PART`]. Each part has a softmax of its own, relative to
+//! the part's largest logit. The parts of a range are then combined, as split-KV kernels do:
+//!
+//! ```text
+//! M = max_p m_p,  s = Σ_p s_p exp(m_p − M),  o = Σ_p o_p exp(m_p − M) / s,  lse = M + ln s
+//! ```
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+use pulp::{Arch, Simd, WithSimd};
+use rayon::prelude::*;
+
+use super::problem::{Problem, Scores, Solution};
+
+/// Slots of a part: enough work for a core to be woken up, and few enough that short ranges reach
+/// all cores.
+const PART: usize = 256;
+/// Multiplications below which one core is faster than several, as waking them takes some 10 µs.
+const ALONE: usize = 1 << 17;
+/// Slots whose values are added to an output together, so that it is read and written once.
+const TOGETHER: usize = 4;
+
+/// A number of keys and values.
+pub(crate) trait HostFloat: Copy + Send + Sync {
+    /// The numbers in f32: themselves, or converted in `room`, which has as many.
+    fn widened<'a>(numbers: &'a [Self], room: &'a mut [f32]) -> &'a [f32];
+}
+
+impl HostFloat for f32 {
+    #[inline(always)]
+    fn widened<'a>(numbers: &'a [Self], _room: &'a mut [f32]) -> &'a [f32] {
+        numbers
+    }
+}
+
+impl HostFloat for f16 {
+    #[inline(always)]
+    fn widened<'a>(numbers: &'a [Self], room: &'a mut [f32]) -> &'a [f32] {
+        numbers.convert_to_f32_slice(room);
+        room
+    }
+}
+
+impl HostFloat for bf16 {
+    #[inline(always)]
+    fn widened<'a>(numbers: &'a [Self], room: &'a mut [f32]) -> &'a [f32] {
+        numbers.convert_to_f32_slice(room);
+        room
+    }
+}
+
+/// Solves `problem`.
+pub(crate) fn solve<E: HostFloat>(problem: &Problem<'_, E>, scores: Scores) -> Solution {
+    let Problem { group, head_dim, .. } = *problem;
+    let ranges = problem.offsets.len();
+    debug_assert_eq!(problem.query.len(), ranges * group * head_dim);
+    let visible: Vec<Vec<usize>> = (0..ranges).map(|range| problem.visible(range)).collect();
+    let tasks: Vec<PartTask<'_, E>> = visible
+        .iter()
+        .enumerate()
+        .flat_map(|(range, slots)| slots.chunks(PART).map(move |slots| (range, slots)))
+        .map(|(range, slots)| PartTask { problem, range, slots })
+        .collect();
+    let slots: usize = visible.iter().map(Vec::len).sum();
+    let arch = Arch::new();
+    let parts: Vec<Part> = match 2 * slots * group * head_dim < ALONE {
+        true => tasks.iter().map(|task| arch.dispatch(*task)).collect(),
+        false => tasks.par_iter().map(|task| arch.dispatch(*task)).collect(),
+    };
+    let mut solution = Solution::empty(problem, scores);
+    let mut next = 0;
+    for (range, slots) in visible.iter().enumerate() {
+        let own = &parts[next..next + slots.len().div_ceil(PART)];
+        next += own.len();
+        for g in 0..group {
+            let head = range * group + g;
+            let output = &mut solution.output[head * head_dim..][..head_dim];
+            solution.log_sum_exp[head] = combined(own, g, output);
+        }
+        let log_sum_exp = &solution.log_sum_exp[range * group..][..group];
+        let listed = own.iter().zip(slots.chunks(PART));
+        if scores == Scores::None {
+            continue;
+        }
+        for (part, slots) in listed {
+            for (g, (logits, sum)) in part.logits.chunks(slots.len()).zip(log_sum_exp).enumerate() {
+                for (logit, slot) in logits.iter().zip(slots) {
+                    solution.scores[slot * group + g] = match scores {
+                        Scores::Logits => *logit,
+                        // Without any weight there is no probability.
+                        _ if *logit == f32::NEG_INFINITY => 0.0,
+                        _ => (logit - sum).exp(),
+                    };
+                }
+            }
+        }
+    }
+    solution
+}
+
+/// Combines the parts of query head `g`. Writes the output, and returns the log-sum-exp.
+fn combined(parts: &[Part], g: usize, output: &mut [f32]) -> f32 {
+    let top = parts.iter().map(|part| part.maxima[g]).fold(f32::NEG_INFINITY, f32::max);
+    // Equal infinities have a difference of NaN.
+    let factor = |part: &Part| match part.maxima[g] == top {
+        true => 1.0,
+        false => (part.maxima[g] - top).exp(),
+    };
+    let sum: f32 = parts.iter().map(|part| factor(part) * part.sums[g]).sum();
+    // NaN is not 0: it stays in the sum and shows in the output.
+    if sum == 0.0 {
+        return f32::NEG_INFINITY;
+    }
+    for part in parts {
+        let factor = factor(part) / sum;
+        let own = &part.outputs[g * output.len()..][..output.len()];
+        output.iter_mut().zip(own).for_each(|(to, from)| *to += factor * from);
+    }
+    top + sum.ln()
+}
+
+/// A part's softmax and output, of each query head of the group.
+struct Part {
+    /// `[G]`
+    maxima: Vec<f32>,
+    /// Sums of exponentials relative to the maxima, `[G]`.
+    sums: Vec<f32>,
+    /// Values weighted by these exponentials, `[G, D]`.
+    outputs: Vec<f32>,
+    /// Logits with the logarithms of weights, `[G, slots]`.
+    logits: Vec<f32>,
+}
+
+/// Some slots of a range.
+struct PartTask<'a, E> {
+    problem: &'a Problem<'a, E>,
+    range: usize,
+    slots: &'a [usize],
+}
+
+impl<E> Clone for PartTask<'_, E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<E> Copy for PartTask<'_, E> {}
+
+impl<E: HostFloat> WithSimd for PartTask<'_, E> {
+    type Output = Part;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> Part {
+        let Problem { group, head_dim, .. } = *self.problem;
+        let mut logits = self.logits(simd);
+        let mut part = Part {
+            maxima: vec![f32::NEG_INFINITY; group],
+            sums: vec![0.0; group],
+            outputs: vec![0.0; group * head_dim],
+            logits: Vec::new(),
+        };
+        let mut weights = vec![0.0; logits.len()];
+        let heads = logits.chunks_mut(self.slots.len()).zip(weights.chunks_mut(self.slots.len()));
+        for (g, (logits, weights)) in heads.enumerate() {
+            (part.maxima[g], part.sums[g]) = self.softmax(logits, weights);
+        }
+        self.add_values(simd, &weights, &mut part.outputs);
+        part.logits = logits;
+        part
+    }
+}
+
+impl<E: HostFloat> PartTask<'_, E> {
+    /// `scale q · k`, `[G, slots]`.
+    #[inline(always)]
+    fn logits<S: Simd>(&self, simd: S) -> Vec<f32> {
+        let Problem { query, keys, group, head_dim, scale, .. } = *self.problem;
+        let mut queries = vec![0.0; group * head_dim];
+        let own = &query[self.range * group * head_dim..][..group * head_dim];
+        let mut room = vec![0.0; own.len()];
+        queries.copy_from_slice(E::widened(own, &mut room));
+        let count = self.slots.len();
+        let mut logits = vec![0.0; group * count];
+        for (at, slot) in self.slots.iter().enumerate() {
+            let key = E::widened(&keys[slot * head_dim..][..head_dim], &mut room[..head_dim]);
+            for (g, query) in queries.chunks_exact(head_dim).enumerate() {
+                logits[g * count + at] = dot(simd, query, key) * scale;
+            }
+        }
+        logits
+    }
+
+    /// Adds the logarithms of weights to a head's logits, and writes the exponentials by which
+    /// values are weighted. Returns the largest exponent, and the sum of the exponentials.
+    #[inline(always)]
+    fn softmax(&self, logits: &mut [f32], weights: &mut [f32]) -> (f32, f32) {
+        let Problem { log_weights, numerators, .. } = *self.problem;
+        weights.copy_from_slice(logits);
+        if let Some(log_weights) = log_weights {
+            let own = self.slots.iter().map(|&slot| log_weights[slot]);
+            logits.iter_mut().zip(own).for_each(|(logit, weight)| *logit += weight);
+        }
+        // A separate numerator may weigh a slot whose weight in the denominator is 0.
+        let of = if numerators.is_some() { &*weights } else { &*logits };
+        let top = of.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let exponential = |x: f32| if x == f32::NEG_INFINITY { 0.0 } else { (x - top).exp() };
+        let mut sum = 0.0;
+        match numerators {
+            None => {
+                for (weight, logit) in weights.iter_mut().zip(&*logits) {
+                    *weight = exponential(*logit);
+                    sum += *weight;
+                }
+            }
+            Some(numerators) => {
+                let slots = logits.iter().zip(self.slots);
+                for (weight, (logit, &slot)) in weights.iter_mut().zip(slots) {
+                    sum += exponential(*logit);
+                    *weight = exponential(*weight) * numerators[slot];
+                }
+            }
+        }
+        (top, sum)
+    }
+
+    /// Adds the values, weighted by `weights` `[G, slots]`, to `outputs` `[G, D]`.
+    #[inline(always)]
+    fn add_values<S: Simd>(&self, simd: S, weights: &[f32], outputs: &mut [f32]) {
+        let Problem { values, head_dim, .. } = *self.problem;
+        let count = self.slots.len();
+        let mut rooms: [Vec<f32>; TOGETHER] = std::array::from_fn(|_| vec![0.0; head_dim]);
+        let row = |slot: usize| &values[slot * head_dim..][..head_dim];
+        let mut at = 0;
+        while at < count {
+            let some = TOGETHER.min(count - at);
+            let [a, b, c, d] = &mut rooms;
+            let slot = |i: usize| self.slots[at + i.min(some - 1)];
+            let rows = [
+                E::widened(row(slot(0)), a),
+                E::widened(row(slot(1)), b),
+                E::widened(row(slot(2)), c),
+                E::widened(row(slot(3)), d),
+            ];
+            for (weights, output) in
+                weights.chunks_exact(count).zip(outputs.chunks_exact_mut(head_dim))
+            {
+                let weights = &weights[at..at + some];
+                match weights {
+                    // The value of a slot without weight may be NaN, which 0 does not undo.
+                    [a, b, c, d] if [a, b, c, d].iter().all(|weight| **weight != 0.0) => {
+                        add_four(simd, rows, [*a, *b, *c, *d], output);
+                    }
+                    _ => {
+                        let slots = weights.iter().zip(rows).filter(|(weight, _)| **weight != 0.0);
+                        slots.for_each(|(weight, row)| add_one(simd, row, *weight, output));
+                    }
+                }
+            }
+            at += some;
+        }
+    }
+}
+
+/// `a · b`, in f32.
+#[inline(always)]
+fn dot<S: Simd>(simd: S, a: &[f32], b: &[f32]) -> f32 {
+    let ((a, a_rest), (b, b_rest)) = (S::as_simd_f32s(a), S::as_simd_f32s(b));
+    // Two sums hide half of an addition's latency.
+    let mut sums = [simd.splat_f32s(0.0); 2];
+    let (a_pairs, a_last) = (a.chunks_exact(2), a.chunks_exact(2).remainder());
+    let (b_pairs, b_last) = (b.chunks_exact(2), b.chunks_exact(2).remainder());
+    for (a, b) in a_pairs.zip(b_pairs) {
+        sums[0] = simd.mul_add_e_f32s(a[0], b[0], sums[0]);
+        sums[1] = simd.mul_add_e_f32s(a[1], b[1], sums[1]);
+    }
+    for (a, b) in a_last.iter().zip(b_last) {
+        sums[0] = simd.mul_add_e_f32s(*a, *b, sums[0]);
+    }
+    let rest: f32 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
+    simd.reduce_sum_f32s(simd.add_f32s(sums[0], sums[1])) + rest
+}
+
+/// Adds a weighted row to `to`.
+#[inline(always)]
+fn add_one<S: Simd>(simd: S, row: &[f32], weight: f32, to: &mut [f32]) {
+    let ((row, row_rest), (to, to_rest)) = (S::as_simd_f32s(row), S::as_mut_simd_f32s(to));
+    let weights = simd.splat_f32s(weight);
+    for (to, row) in to.iter_mut().zip(row) {
+        *to = simd.mul_add_e_f32s(*row, weights, *to);
+    }
+    for (to, row) in to_rest.iter_mut().zip(row_rest) {
+        *to += row * weight;
+    }
+}
+
+/// Adds four weighted rows to `to`.
+#[inline(always)]
+fn add_four<S: Simd>(simd: S, rows: [&[f32]; TOGETHER], weights: [f32; TOGETHER], to: &mut [f32]) {
+    let splat = weights.map(|weight| simd.splat_f32s(weight));
+    let [a, b, c, d] = rows.map(S::as_simd_f32s);
+    let (to, to_rest) = S::as_mut_simd_f32s(to);
+    let whole = a.0.iter().zip(b.0).zip(c.0.iter().zip(d.0));
+    for (to, ((a, b), (c, d))) in to.iter_mut().zip(whole) {
+        let first = simd.mul_add_e_f32s(*a, splat[0], *to);
+        let second = simd.mul_f32s(*c, splat[2]);
+        let first = simd.mul_add_e_f32s(*b, splat[1], first);
+        let second = simd.mul_add_e_f32s(*d, splat[3], second);
+        *to = simd.add_f32s(first, second);
+    }
+    let rest = [a.1, b.1, c.1, d.1];
+    for (i, to) in to_rest.iter_mut().enumerate() {
+        *to += rest.iter().zip(&weights).map(|(row, weight)| row[i] * weight).sum::<f32>();
+    }
+}
