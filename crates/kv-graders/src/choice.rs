@@ -7,12 +7,13 @@
 use std::borrow::Cow;
 use std::sync::LazyLock;
 
-use regex::Regex;
+use regex::{Captures, Regex};
 
 use crate::{GradeError, Grader, boxed, text};
 
-static LETTER: LazyLock<Regex> =
-    LazyLock::new(|| text::pattern(r"\A\s*[(\[]?([A-Z])[)\]]?\s*(?:\z|[.:,)])"));
+static LETTER: LazyLock<Regex> = LazyLock::new(|| {
+    text::pattern(r"\A\s*(?:[(\[]([A-Z])[)\]]\s*(?:\z|[.:,])|([A-Z])\s*(?:\z|[.:,)]))")
+});
 static MARKUP: LazyLock<Regex> =
     LazyLock::new(|| text::pattern(r"\\(?:text|mathrm|mathbf|textbf|textrm|boxed)\b|[*$_`{}]"));
 // A bare `A` or `I` can also be a word, so it needs the end of a sentence after it.
@@ -35,7 +36,8 @@ static PUNCTUATION: LazyLock<Regex> = LazyLock::new(|| text::pattern(r"\p{P}"));
 /// 1 if the output chooses the reference's letter.
 ///
 /// The first of these that is there says the letter: the last `\boxed{A}`; the last `answer is A`,
-/// `Answer: (A)` or `option A`; an output that begins with a lone `A`, `(A)` or `A.`; the last `(A)`.
+/// `Answer: (A)` or `option A`; an output that begins with a lone `A`,
+/// `(A).` or `A)`; the last `(A)`.
 pub(crate) fn choice(output: &str, reference: &str) -> Result<f64, GradeError> {
     let expected = lone_letter(reference).ok_or_else(|| GradeError::Reference {
         grader: Grader::Choice,
@@ -50,16 +52,18 @@ fn chosen(output: &str) -> Option<char> {
         return Some(letter);
     }
     let output = MARKUP.replace_all(output, "");
-    let last = |pattern: &Regex| {
-        let found = pattern.captures_iter(&output).last()?;
-        found.iter().skip(1).flatten().next()?.as_str().chars().next()
-    };
+    let last = |pattern: &Regex| pattern.captures_iter(&output).last().and_then(captured);
     last(&STATED).or_else(|| lone_letter(&output)).or_else(|| last(&BRACKETED))
 }
 
 fn lone_letter(text: &str) -> Option<char> {
     let text = MARKUP.replace_all(text, "");
-    LETTER.captures(&text)?[1].chars().next()
+    LETTER.captures(&text).and_then(captured)
+}
+
+/// The letter in the first group that matched.
+fn captured(found: Captures<'_>) -> Option<char> {
+    found.iter().skip(1).flatten().next()?.as_str().chars().next()
 }
 
 /// LongBench v2's score. The letter is after `The correct answer is`, with or without parentheses,

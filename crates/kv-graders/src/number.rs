@@ -22,7 +22,7 @@ static BEFORE_MARK: LazyLock<Regex> = LazyLock::new(|| text::pattern(r"(?s).*###
 static LAST_POINT: LazyLock<Regex> = LazyLock::new(|| text::pattern(r"\.(\n?)\z"));
 static NUMBER: LazyLock<Regex> = LazyLock::new(|| {
     let digits = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+";
-    Regex::new(&format!(r"(?:^|[^\w)\]}}])(-?)\s?\$?(-?)({digits})"))
+    Regex::new(&format!(r"(?:^|[^A-Za-z0-9_)\]}}])(-?)\s?\$?(-?)({digits})"))
         .expect("a constant pattern is a regular expression")
 });
 
