@@ -2,6 +2,8 @@
 
 use kv_graders::{equivalent, last_boxed};
 
+const MATRIX: &str = r"\begin{pmatrix}1 & 2\\3 & 4\end{pmatrix}";
+
 #[test]
 fn these_are_equivalent() {
     for (answer, reference) in [
@@ -28,6 +30,16 @@ fn these_are_equivalent() {
         ("15 degrees", "15"),
         (r"\frac{1}{x} + \frac{1}{y}", r"\frac{x+y}{xy}"),
         ("y = -x", "x + y = 0"),
+        ("-x > -1", "x < 1"),
+        (r"(p, q) = (3, 2)", "(3,2)"),
+        (r"AB = 4", "4"),
+        (r"11,\! 111,\! 100", "11111100"),
+        (r"10\,000", "10,000"),
+        ("1 000", "1000"),
+        (r"-2 \\le x \\le 7", r"x \in [-2,7]"),
+        (r"\left[\begin{array}{cc}1 & 2 \\ 3 & 4\end{array}\right]", MATRIX),
+        (r"125\textnormal{ miles}", "125"),
+        (r"x \approx 1.5", "3/2"),
     ] {
         assert!(equivalent(answer, reference), "{answer} is not {reference}");
         assert!(equivalent(reference, answer), "{reference} is not {answer}");
@@ -52,6 +64,9 @@ fn these_are_not_equivalent() {
         (r"\frac{1}{0}", r"\frac{2}{0}"),
         ("10_2", "10_3"),
         (r"2 \pm 1", "3"),
+        ("x > 1", "-x > -1"),
+        ("2 3", "6"),
+        (r"(p, q) = (3, 2)", "(2,3)"),
         (r"\begin{pmatrix} 1 & 2 \end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
     ] {
         assert!(!equivalent(answer, reference), "{answer} is {reference}");

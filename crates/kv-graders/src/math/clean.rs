@@ -39,20 +39,28 @@ const CHARACTERS: [(char, &str); 22] = [
 ];
 
 static TEXT: LazyLock<Regex> = LazyLock::new(|| {
-    text::pattern(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|hbox)\s*\{([^{}]*)\}")
+    text::pattern(
+        r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|hbox)\s*\{([^{}]*)\}",
+    )
 });
 static JOINS: LazyLock<Regex> = LazyLock::new(|| {
     text::pattern(r"\\(?:text|textrm|mathrm|mbox)\s*\{[\s,]*(?:or|and)?[\s,]*\}|\b(?:or|and)\b")
 });
 static UNITS: LazyLock<Regex> = LazyLock::new(|| {
     text::pattern(concat!(
-        r"(\S)(?:\\[ ,;!])*\s*\\(?:text|textrm|textbf|mathrm|mbox|hbox)\s*\{[^{}]*[A-Za-z][^{}]*\}",
+        r"(\S)(?:\\[ ,;!])*\s*\\(?:text|textrm|textnormal|textbf|mathrm|mbox|hbox)\s*\{[^{}]*[A-Za-z][^{}]*\}",
         r"(?:\^\{?[23]\}?)?\z"
     ))
 });
 // Words after a number, such as `5 square feet`; not `2 x`, and not a function's name.
 static WORDS: LazyLock<Regex> =
     LazyLock::new(|| text::pattern(r"([0-9}])\s+(?:[A-Za-z]{2,}\s*)+(?:\^\{?[23]\}?)?\z"));
+// Between digits of thousands. `10\,000` has a thin space there.
+static SEPARATORS: LazyLock<Regex> = LazyLock::new(|| text::pattern(r"\{,\}|,\\!\s*"));
+static THIN_SPACES: LazyLock<Regex> =
+    LazyLock::new(|| text::pattern(r"\b([0-9]{1,3}(?:(?:\\[, !]|\s)[0-9]{3})+)\b"));
+// Some outputs escape each backslash. In a matrix, two end a row.
+static DOUBLED: LazyLock<Regex> = LazyLock::new(|| text::pattern(r"\\\\([A-Za-z])"));
 static DEGREES: LazyLock<Regex> =
     LazyLock::new(|| text::pattern(r"\^\s*\{?\s*\\circ\s*\}?|\\degree\b|\\(?:left|right)\s*\."));
 static SHIFTED_BARS: LazyLock<Regex> = LazyLock::new(|| text::pattern(r"\\(left|right)\s*\|"));
@@ -118,7 +126,15 @@ fn cleaned(text: &str) -> String {
     for (from, to) in CHARACTERS {
         text = text.replace(from, to);
     }
-    text = text.replace("{,}", ",").replace(r",\!", ",");
+    text = SEPARATORS.replace_all(&text, ",").into_owned();
+    text = THIN_SPACES
+        .replace_all(&text, |number: &Captures<'_>| {
+            number[1].chars().filter(char::is_ascii_digit).collect::<String>()
+        })
+        .into_owned();
+    if !text.contains(r"\begin") {
+        text = DOUBLED.replace_all(&text, r"\$1").into_owned();
+    }
     text = DEGREES.replace_all(&text, "").into_owned();
     text = SHIFTED_BARS
         .replace_all(

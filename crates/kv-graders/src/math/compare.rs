@@ -126,7 +126,9 @@ fn relations(answer: &Relation, reference: &Relation) -> bool {
     if let (Some((name, items)), Some((other_name, others))) =
         (interval(answer), interval(reference))
     {
-        return name == other_name && equal(&items, &others);
+        if name == other_name && equal(&items, &others) {
+            return true;
+        }
     }
     let same = |flipped: &Relation| {
         flipped.signs == reference.signs
@@ -145,19 +147,27 @@ fn flipped(relation: &Relation) -> Relation {
     }
 }
 
-/// Whether `l - r` of one equation is a constant times that of the other.
+/// Whether `l - r` of one relation of two sides is a constant times that of the other. A negative
+/// constant turns an inequality round.
 fn proportional(answer: &Relation, reference: &Relation) -> bool {
-    let difference = |relation: &Relation, point| match (&relation.signs[..], &relation.sides[..]) {
-        ([Sign::Equal], [Item::Value(left), Item::Value(right)]) => {
-            Some(at(left, point) - at(right, point))
-        }
-        _ => None,
-    };
-    let ratio = |point| Some(difference(answer, point)? / difference(reference, point)?);
-    let Some(first) = ratio(0).filter(|first| first.is_finite() && first.norm() > SMALL) else {
+    let ([sign], [Item::Value(left), Item::Value(right)]) = (&answer.signs[..], &answer.sides[..])
+    else {
         return false;
     };
-    (1..POINTS).all(|point| ratio(point).is_some_and(|ratio| close(ratio, first, 0.0)))
+    let ([other_sign], [Item::Value(other_left), Item::Value(other_right)]) =
+        (&reference.signs[..], &reference.sides[..])
+    else {
+        return false;
+    };
+    let ratio = |point| {
+        (at(left, point) - at(right, point)) / (at(other_left, point) - at(other_right, point))
+    };
+    let first = ratio(0);
+    let sign = if first.re < 0.0 { sign.flipped() } else { *sign };
+    sign == *other_sign
+        && first.is_finite()
+        && first.norm() > SMALL
+        && (1..POINTS).all(|point| close(ratio(point), first, 0.0))
 }
 
 /// The variable of an inequality or of `x in S`, with the interval or set that it says.

@@ -16,10 +16,12 @@ use crate::text;
 #[grammar = "math/grammar.pest"]
 struct Grammar;
 
+// `x`, `x_1`, `f(x, y)`, `(x, y)`, `AB` and `|AB|`.
 static NAME: LazyLock<Regex> = LazyLock::new(|| {
-    text::pattern(
-        r"\A(?:\\[A-Za-z]+|[A-Za-z])(?:_\w|_\{\w+\})?\s*(?:\(\s*[A-Za-z](?:,\s*[A-Za-z])*\s*\))?\z",
-    )
+    text::pattern(concat!(
+        r"\A(?:(?:\\[A-Za-z]+|[A-Za-z])(?:_\w|_\{\w+\})?\s*(?:\(\s*[A-Za-z](?:,\s*[A-Za-z])*\s*\))?",
+        r"|\(\s*[A-Za-z](?:\s*,\s*[A-Za-z])*\s*\)|\|?[A-Z]{2,}\|?)\z"
+    ))
 });
 
 /// A number or a formula.
