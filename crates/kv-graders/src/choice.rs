@@ -1,8 +1,8 @@
 //! Graders of the letter that answers a multiple-choice question.
 //!
 //! Three are public forms: [`longbench_v2`] (LongBench, `pred.py`), [`gpqa_strict`] and
-//! [`gpqa_flexible`] (lm-evaluation-harness, `tasks/gpqa`). [`choice`] departs from them on purpose:
-//! it reads all of their forms, `\boxed{A}`, `Answer: A`, and a lone letter.
+//! [`gpqa_flexible`] (lm-evaluation-harness, `tasks/gpqa`). [`choice`] departs from them on
+//! purpose: it reads all of their forms, `\boxed{A}`, `Answer: A`, and a lone letter.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -74,8 +74,8 @@ pub(crate) fn longbench_v2(output: &str, reference: &str) -> f64 {
     text::score(found.is_some_and(|found| &found[1] == reference))
 }
 
-/// The filter `strict-match` of GPQA: the rest of the line after the first `The answer is `, without
-/// its last character.
+/// The filter `strict-match` of GPQA: the rest of the line after the first `The answer is `,
+/// without its last character.
 pub(crate) fn gpqa_strict(output: &str, reference: &str) -> f64 {
     let found = GPQA_STRICT.captures(output);
     let found = found.as_ref().map_or("[invalid]", |found| found.extract::<1>().1[0]);

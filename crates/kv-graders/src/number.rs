@@ -1,8 +1,8 @@
 //! Graders of the last number of an output, for GSM8K and the like.
 //!
 //! [`strict`] and [`flexible`] are the two filters of lm-evaluation-harness's `gsm8k.yaml`
-//! (version 3.0), followed by its `exact_match`: both sides lose `,`, `$`, all before `#### `, and a
-//! `.` at the end, and are compared as strings in lower case. So `18.00` is not `18` there.
+//! (version 3.0), followed by its `exact_match`: both sides lose `,`, `$`, all before `#### `, and
+//! a `.` at the end, and are compared as strings in lower case. There `18.00` is not `18`.
 //!
 //! [`number`] departs from them on purpose: it compares values, so that `18.00` is `18`; it reads
 //! the `-` of `5-3` as an operator, not as a sign; and a `...` at the end is not a number.

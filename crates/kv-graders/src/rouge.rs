@@ -47,8 +47,8 @@ fn sentences(text: &str) -> Vec<Vec<String>> {
     text.split('.').filter(|part| !part.is_empty()).map(sentence).collect()
 }
 
-/// Adds the words of one longest common subsequence of `x` and `y` to `union`. Where two are equally
-/// long, which one is chosen changes the score: the walk back prefers a shorter `y`.
+/// Adds the words of one longest common subsequence of `x` and `y` to `union`. Where two are
+/// equally long, which one is chosen changes the score: the walk back prefers a shorter `y`.
 fn common_words<'a>(x: &'a [String], y: &[String], union: &mut HashSet<&'a str>) {
     let width = y.len() + 1;
     let mut lengths = vec![0_u32; (x.len() + 1) * width];

@@ -1,8 +1,8 @@
 //! Word overlap, with the normalisation of SQuAD.
 //!
-//! `F1 = 2 P R / (P + R)`, with `P` the fraction of the output's words that are in the reference and
-//! `R` the fraction of the reference's words that are in the output. Words count as often as they
-//! occur in both.
+//! `F1 = 2 P R / (P + R)`, with `P` the fraction of the output's words that are in the reference
+//! and `R` the fraction of the reference's words that are in the output. Words count as often as
+//! they occur in both.
 //!
 //! Sources: LongBench, `LongBench/metrics.py`, for [`f1`]; transformers,
 //! `data/metrics/squad_metrics.py`, for [`squad_f1`] and [`squad_exact`]; lm-evaluation-harness,

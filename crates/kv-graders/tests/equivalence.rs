@@ -40,6 +40,13 @@ fn these_are_equivalent() {
         (r"\left[\begin{array}{cc}1 & 2 \\ 3 & 4\end{array}\right]", MATRIX),
         (r"125\textnormal{ miles}", "125"),
         (r"x \approx 1.5", "3/2"),
+        (r"(-1) 2 x", "-2x"),
+        (r"\log 100", "2"),
+        (r"\lfloor 7/2 \rfloor + \lceil x \rceil", r"3 + \lceil x \rceil"),
+        (r"-6/25 \mathrm{~m} / \mathrm{s}^2", "-0.24"),
+        (r"1 + \mathrm{e}", "e + 1"),
+        (r"((-\infty, 0) \cup (0, 1)) \cup (2, 3)", r"(2,3) \cup (0,1) \cup (-\infty, 0)"),
+        (r"-2 \leqslant n \leqslant 4", "[-2,4]"),
     ] {
         assert!(equivalent(answer, reference), "{answer} is not {reference}");
         assert!(equivalent(reference, answer), "{reference} is not {answer}");
@@ -66,6 +73,9 @@ fn these_are_not_equivalent() {
         (r"2 \pm 1", "3"),
         ("x > 1", "-x > -1"),
         ("2 3", "6"),
+        ("no solution", "noo solutin"),
+        (r"2\mathrm{e}", "2"),
+        (r"\log x", r"\ln x"),
         (r"(p, q) = (3, 2)", "(2,3)"),
         (r"\begin{pmatrix} 1 & 2 \end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
     ] {

@@ -48,10 +48,14 @@ static JOINS: LazyLock<Regex> = LazyLock::new(|| {
 });
 static UNITS: LazyLock<Regex> = LazyLock::new(|| {
     text::pattern(concat!(
-        r"(\S)(?:\\[ ,;!])*\s*\\(?:text|textrm|textnormal|textbf|mathrm|mbox|hbox)\s*\{[^{}]*[A-Za-z][^{}]*\}",
-        r"(?:\^\{?[23]\}?)?\z"
+        r"([^\s\\~])(?:(?:\\[ ,;!]|[\s~/.-])*",
+        r"\\(?:text|textrm|textnormal|textbf|mathrm|mbox|hbox)\s*\{[^{}]*[A-Za-z][^{}]*\}",
+        r"(?:\^\{?-?[1-3]\}?)?)+\z"
     ))
 });
+// Euler's number and the imaginary unit are not units of measure.
+static UPRIGHT: LazyLock<Regex> =
+    LazyLock::new(|| text::pattern(r"\\(?:mathrm|text|operatorname)\s*\{\s*([eid])\s*\}"));
 // Words after a number, such as `5 square feet`; not `2 x`, and not a function's name.
 static WORDS: LazyLock<Regex> =
     LazyLock::new(|| text::pattern(r"([0-9}])\s+(?:[A-Za-z]{2,}\s*)+(?:\^\{?[23]\}?)?\z"));
@@ -72,8 +76,9 @@ static INFINITY: LazyLock<Regex> =
     LazyLock::new(|| text::pattern(r"(\A|[^\\A-Za-z])(?:infinity|inf|oo)\b"));
 static THOUSANDS: LazyLock<Regex> =
     LazyLock::new(|| text::pattern(r"(^|[^0-9.])([0-9]{1,3}(?:,[0-9]{3})+)\b"));
+// Letters and spaces, with three letters beside each other.
 static WORD: LazyLock<Regex> =
-    LazyLock::new(|| text::pattern(r"\A[A-Za-z]{3,}(?:[\s-][A-Za-z]+)*\z"));
+    LazyLock::new(|| text::pattern(r"\A[A-Za-z\s]*[A-Za-z]{3}[A-Za-z\s]*\z"));
 static SPACES: LazyLock<Regex> = LazyLock::new(|| text::pattern(r"\\[ ,;:!]|[\s~$]"));
 static IN_PARENTHESES: LazyLock<Regex> = LazyLock::new(|| text::pattern(r"\A\(([a-z])\)\z"));
 
@@ -146,6 +151,7 @@ fn cleaned(text: &str) -> String {
         .into_owned();
     text = JOINS.replace_all(&text, ",").into_owned();
     text = text::strip(&text).trim_end_matches(['.', ',', ' ']).to_owned();
+    text = UPRIGHT.replace_all(&text, "{$1}").into_owned();
     text = UNITS.replace(&text, "$1").into_owned();
     text = INFINITY.replace_all(&text, r"$1\infty").into_owned();
     text = PLAIN_NAMES.replace_all(&text, r"$1\$2").into_owned();

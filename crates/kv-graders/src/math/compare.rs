@@ -100,6 +100,8 @@ fn has_point(expression: &Expression) -> bool {
         Expression::Negative(inner)
         | Expression::Percent(inner)
         | Expression::Absolute(inner)
+        | Expression::Floor(inner)
+        | Expression::Ceiling(inner)
         | Expression::Factorial(inner) => has_point(inner),
         Expression::Sum(inner) | Expression::Product(inner) => inner.iter().any(has_point),
         Expression::Quotient(a, b)
@@ -125,10 +127,10 @@ fn relations(answer: &Relation, reference: &Relation) -> bool {
     }
     if let (Some((name, items)), Some((other_name, others))) =
         (interval(answer), interval(reference))
+        && name == other_name
+        && equal(&items, &others)
     {
-        if name == other_name && equal(&items, &others) {
-            return true;
-        }
+        return true;
     }
     let same = |flipped: &Relation| {
         flipped.signs == reference.signs

@@ -19,7 +19,8 @@ struct Grammar;
 // `x`, `x_1`, `f(x, y)`, `(x, y)`, `AB` and `|AB|`.
 static NAME: LazyLock<Regex> = LazyLock::new(|| {
     text::pattern(concat!(
-        r"\A(?:(?:\\[A-Za-z]+|[A-Za-z])(?:_\w|_\{\w+\})?\s*(?:\(\s*[A-Za-z](?:,\s*[A-Za-z])*\s*\))?",
+        r"\A(?:(?:\\[A-Za-z]+|[A-Za-z])(?:_\w|_\{\w+\})?",
+        r"\s*(?:\(\s*[A-Za-z](?:,\s*[A-Za-z])*\s*\))?",
         r"|\(\s*[A-Za-z](?:\s*,\s*[A-Za-z])*\s*\)|\|?[A-Z]{2,}\|?)\z"
     ))
 });
@@ -47,6 +48,8 @@ pub(super) enum Expression {
     Root(Box<Expression>, Box<Expression>),
     Percent(Box<Expression>),
     Absolute(Box<Expression>),
+    Floor(Box<Expression>),
+    Ceiling(Box<Expression>),
     Factorial(Box<Expression>),
     Binomial(Box<Expression>, Box<Expression>),
     Call {
@@ -179,8 +182,13 @@ impl Reader {
     }
 
     fn union(&self, pair: Pair<'_, Rule>) -> Option<Item> {
-        let mut parts: Vec<Item> =
-            pair.into_inner().map(|sum| self.item(sum)).collect::<Option<_>>()?;
+        let mut parts = Vec::new();
+        for sum in pair.into_inner() {
+            match self.item(sum)? {
+                Item::Union(inner) => parts.extend(inner),
+                other => parts.push(other),
+            }
+        }
         Some(if parts.len() == 1 { parts.remove(0) } else { Item::Union(parts) })
     }
 
@@ -256,9 +264,16 @@ impl Reader {
     fn product(&self, pair: Pair<'_, Rule>) -> Option<Expression> {
         let mut product: Option<Expression> = None;
         let (mut divide, mut negative) = (false, false);
+        let mut ends_in_digit = false;
         for part in pair.into_inner() {
+            let text = text::strip(part.as_str());
+            // Two numbers beside each other are not a product.
+            if ends_in_digit && text.starts_with(|c: char| c.is_ascii_digit() || c == '.') {
+                return None;
+            }
+            ends_in_digit = text.ends_with(|c: char| c.is_ascii_digit());
             match part.as_rule() {
-                Rule::product_sign => divide = matches!(part.as_str(), "/" | r"\div"),
+                Rule::product_sign => divide = matches!(text, "/" | r"\div"),
                 Rule::sum_sign => negative = self.is_minus(&part),
                 _ => {
                     let factor = signed(negative, self.factor(part)?);
@@ -357,6 +372,10 @@ impl Reader {
             Rule::absolute => {
                 Some(Expression::Absolute(Box::new(self.sum(pair.into_inner().next()?)?)))
             }
+            Rule::floor => Some(Expression::Floor(Box::new(self.sum(pair.into_inner().next()?)?))),
+            Rule::ceiling => {
+                Some(Expression::Ceiling(Box::new(self.sum(pair.into_inner().next()?)?)))
+            }
             Rule::call => self.call(pair),
             _ => None,
         }
@@ -437,8 +456,8 @@ fn repeating(text: &str) -> Option<Expression> {
 
 fn sign(text: &str) -> Sign {
     match text.trim_start_matches('\\') {
-        "le" | "leq" | "<=" => Sign::LessOrEqual,
-        "ge" | "geq" | ">=" => Sign::GreaterOrEqual,
+        "le" | "leq" | "leqslant" | "<=" => Sign::LessOrEqual,
+        "ge" | "geq" | "geqslant" | ">=" => Sign::GreaterOrEqual,
         "ne" | "neq" | "!=" => Sign::NotEqual,
         "<" | "lt" => Sign::Less,
         ">" | "gt" => Sign::Greater,

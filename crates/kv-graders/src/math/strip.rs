@@ -82,8 +82,8 @@ fn roots(text: &str) -> Option<String> {
     Some(out)
 }
 
-/// `\frac12` as `\frac{1}{2}`, and `\frac1{72}` as `\frac{1}{72}`. One character after `\frac` leaves
-/// the whole text as it is.
+/// `\frac12` as `\frac{1}{2}`, and `\frac1{72}` as `\frac{1}{72}`. One character after `\frac`
+/// leaves the whole text as it is.
 fn fractions(text: &str) -> Option<String> {
     let mut parts = text.split(r"\frac");
     let mut out = parts.next()?.to_owned();

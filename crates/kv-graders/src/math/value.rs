@@ -51,6 +51,8 @@ pub(super) fn exact(expression: &Expression) -> Option<BigRational> {
         Expression::Root(index, inner) => root(&exact(index)?, &exact(inner)?),
         Expression::Percent(inner) => Some(exact(inner)? / BigInt::from(100)),
         Expression::Absolute(inner) => Some(exact(inner)?.abs()),
+        Expression::Floor(inner) => Some(exact(inner)?.floor()),
+        Expression::Ceiling(inner) => Some(exact(inner)?.ceil()),
         Expression::Factorial(inner) => {
             let n = natural(&exact(inner)?)?;
             Some(BigRational::from((1..=n).map(BigInt::from).product::<BigInt>()))
@@ -124,6 +126,8 @@ pub(super) fn at(expression: &Expression, point: u32) -> Complex64 {
         Expression::Root(index, inner) => real_root(at(index), at(inner)),
         Expression::Percent(inner) => at(inner) / 100.0,
         Expression::Absolute(inner) => at(inner).norm().into(),
+        Expression::Floor(inner) => at(inner).re.floor().into(),
+        Expression::Ceiling(inner) => at(inner).re.ceil().into(),
         Expression::Factorial(_) | Expression::Binomial(..) => undefined,
         Expression::Call { function, base, argument } => {
             let x = at(argument);
@@ -142,9 +146,10 @@ pub(super) fn at(expression: &Expression, point: u32) -> Complex64 {
                 Function::Tanh => x.tanh(),
                 Function::Exp => x.exp(),
                 Function::Ln => x.ln(),
+                // Without a base it is the common logarithm, as in Math-Verify.
                 Function::Log => match base {
                     Some(base) => x.ln() / at(base).ln(),
-                    None => x.ln(),
+                    None => x.ln() / Complex64::from(10.0).ln(),
                 },
             }
         }
