@@ -19,6 +19,12 @@ pub enum GradeError {
         /// The grader.
         grader: Grader,
     },
+    /// The answer has no wrong answers, and the grader needs them.
+    #[error("`{grader}` needs wrong answers too, got none")]
+    NoWrong {
+        /// The grader.
+        grader: Grader,
+    },
     /// A reference has another form than the grader needs.
     #[error("`{grader}` needs references with {expected}, got {reference:?}")]
     Reference {

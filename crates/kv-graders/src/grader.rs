@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use strum::{IntoStaticStr, VariantArray, VariantNames};
 
 use crate::{
-    Answer, GradeError, UnknownName, boxed, choice, classification, code, count, number, plain,
-    rouge, ruler, squad,
+    Answer, GradeError, UnknownName, bleu, boxed, choice, classification, code, count, number,
+    plain, rouge, rouge_score, ruler, squad, truthful,
 };
 
 /// How an output is scored. Task files name it in kebab case: `squad-f1`.
@@ -49,6 +49,22 @@ pub enum Grader {
     CoqaExact,
     /// LongBench's `rouge_score`: ROUGE-L of the Python package `rouge`.
     RougeL,
+    /// ROUGE-1 of the Python package `rouge-score`.
+    Rouge1,
+    /// ROUGE-2 of the Python package `rouge-score`.
+    Rouge2,
+    /// Summary-level ROUGE-L of the Python package `rouge-score`: sentences are lines.
+    RougeLsum,
+    /// BLEU of one sentence, with the settings of lm-evaluation-harness's TruthfulQA.
+    Bleu,
+    /// TruthfulQA: 1 if the best `rouge1` of a reference is above that of a wrong answer.
+    TruthfulRouge1,
+    /// TruthfulQA: 1 if the best `rouge2` of a reference is above that of a wrong answer.
+    TruthfulRouge2,
+    /// TruthfulQA: 1 if the best `rouge-lsum` of a reference is above that of a wrong answer.
+    TruthfulRougeLsum,
+    /// TruthfulQA: 1 if the best `bleu` of a reference is above that of a wrong answer.
+    TruthfulBleu,
     /// LongBench's `classification_score`. Needs the classes.
     Classification,
     /// LongBench's `count_score`: the fraction of numbers that are the reference.
@@ -109,6 +125,16 @@ impl Grader {
         if needs_classes && answer.classes.is_empty() {
             return Err(GradeError::NoClasses { grader: self });
         }
+        let needs_wrong = matches!(
+            self,
+            Self::TruthfulRouge1
+                | Self::TruthfulRouge2
+                | Self::TruthfulRougeLsum
+                | Self::TruthfulBleu
+        );
+        if needs_wrong && answer.wrong.is_empty() {
+            return Err(GradeError::NoWrong { grader: self });
+        }
         let (references, classes) = (&answer.references, &answer.classes);
         Ok(match self {
             Self::Exact => answer.best(|reference| plain::exact(output, reference)),
@@ -123,6 +149,14 @@ impl Grader {
                 squad::leave_one_out(references, |reference| squad::squad_exact(output, reference))
             }
             Self::RougeL => answer.best(|reference| rouge::rouge_l(output, reference)),
+            Self::Rouge1 => answer.best(|reference| rouge_score::rouge_n(output, reference, 1)),
+            Self::Rouge2 => answer.best(|reference| rouge_score::rouge_n(output, reference, 2)),
+            Self::RougeLsum => answer.best(|reference| rouge_score::rouge_lsum(output, reference)),
+            Self::Bleu => answer.best(|reference| bleu::bleu(output, reference)),
+            Self::TruthfulRouge1 => truthful::rouge_n(output, answer, 1),
+            Self::TruthfulRouge2 => truthful::rouge_n(output, answer, 2),
+            Self::TruthfulRougeLsum => truthful::rouge_lsum(output, answer),
+            Self::TruthfulBleu => truthful::bleu(output, answer),
             Self::Classification => {
                 answer.best(|reference| classification::classification(output, reference, classes))
             }

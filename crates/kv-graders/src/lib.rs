@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod answer;
+mod bleu;
 mod boxed;
 mod choice;
 mod classification;
@@ -9,14 +10,17 @@ mod count;
 mod cut;
 mod error;
 mod grader;
+mod lcs;
 mod math;
 mod number;
 mod plain;
 mod ratcliff;
 mod rouge;
+mod rouge_score;
 mod ruler;
 mod squad;
 mod text;
+mod truthful;
 
 pub use answer::Answer;
 pub use boxed::last_boxed;

@@ -16,7 +16,7 @@
 
 use std::collections::HashSet;
 
-use crate::text;
+use crate::{lcs, text};
 
 /// The F-measure of ROUGE-L.
 pub(crate) fn rouge_l(output: &str, reference: &str) -> f64 {
@@ -27,7 +27,11 @@ pub(crate) fn rouge_l(output: &str, reference: &str) -> f64 {
     let mut union = HashSet::new();
     for reference in &reference {
         for output in &output {
-            common_words(reference, output, &mut union);
+            // Of equally long subsequences, the one that the walk back without the output's last
+            // word finds.
+            let common =
+                lcs::common(reference, output, |without_x, without_y| without_x > without_y);
+            union.extend(common.into_iter().map(|index| reference[index].as_str()));
         }
     }
     let distinct =
@@ -45,31 +49,4 @@ fn sentences(text: &str) -> Vec<Vec<String>> {
         if words.is_empty() { vec![String::new()] } else { words }
     };
     text.split('.').filter(|part| !part.is_empty()).map(sentence).collect()
-}
-
-/// Adds the words of one longest common subsequence of `x` and `y` to `union`. Where two are
-/// equally long, which one is chosen changes the score: the walk back prefers a shorter `y`.
-fn common_words<'a>(x: &'a [String], y: &[String], union: &mut HashSet<&'a str>) {
-    let width = y.len() + 1;
-    let mut lengths = vec![0_u32; (x.len() + 1) * width];
-    for i in 1..=x.len() {
-        for j in 1..=y.len() {
-            lengths[i * width + j] = if x[i - 1] == y[j - 1] {
-                lengths[(i - 1) * width + j - 1] + 1
-            } else {
-                lengths[(i - 1) * width + j].max(lengths[i * width + j - 1])
-            };
-        }
-    }
-    let (mut i, mut j) = (x.len(), y.len());
-    while i > 0 && j > 0 {
-        if x[i - 1] == y[j - 1] {
-            union.insert(&x[i - 1]);
-            (i, j) = (i - 1, j - 1);
-        } else if lengths[(i - 1) * width + j] > lengths[i * width + j - 1] {
-            i -= 1;
-        } else {
-            j -= 1;
-        }
-    }
 }

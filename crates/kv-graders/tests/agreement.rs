@@ -21,6 +21,8 @@ struct Pair {
     references: Vec<String>,
     #[serde(default)]
     classes: Vec<String>,
+    #[serde(default)]
+    wrong: Vec<String>,
     score: f64,
     /// The score of this crate where it departs from the public grader.
     ours: Option<f64>,
@@ -38,6 +40,7 @@ fn agrees_with_the_public_graders() {
         assert!(table.pairs.len() >= 30, "{grader} has {} pairs", table.pairs.len());
         for pair in table.pairs {
             let answer = Answer::any(pair.references).with_classes(pair.classes);
+            let answer = answer.with_wrong(pair.wrong);
             let score = grader.grade(&pair.output, &answer).unwrap();
             assert!((0.0..=1.0).contains(&score), "{grader} scored {score}");
             assert_eq!(pair.ours.is_some(), pair.why.is_some(), "{grader}: {:?}", pair.output);

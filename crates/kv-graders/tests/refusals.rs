@@ -19,6 +19,12 @@ fn missing_classes_are_refused() {
 }
 
 #[test]
+fn missing_wrong_answers_are_refused() {
+    let error = Grader::TruthfulBleu.grade("output", &Answer::one("Yes.")).unwrap_err();
+    assert_eq!(error, GradeError::NoWrong { grader: Grader::TruthfulBleu });
+}
+
+#[test]
 fn references_of_another_form_are_refused() {
     for (grader, reference) in [
         (Grader::Retrieval, "7"),
@@ -56,7 +62,7 @@ fn no_output_is_an_error() {
         "🙂\u{301}\u{200d}".repeat(1_000),
         "1,".repeat(10_000),
     ];
-    let answer = Answer::any(["Paragraph 段落1"]).with_classes(["x", "y"]);
+    let answer = Answer::any(["Paragraph 段落1"]).with_classes(["x", "y"]).with_wrong(["z"]);
     for grader in Grader::all() {
         let answer = match grader {
             Grader::Choice => Answer::one("A"),
