@@ -1,10 +1,10 @@
-//! BLEU of one sentence as sacreBLEU 2.6 defines it, with the tokenizer `intl`, smoothing `exp`, and
-//! four orders always, as lm-evaluation-harness calls it for TruthfulQA.
+//! BLEU of one sentence as sacreBLEU 2.6 defines it, with the tokenizer `intl`, smoothing `exp`,
+//! and four orders always, as lm-evaluation-harness calls it for TruthfulQA.
 //!
-//! `BLEU = min(1, exp(1 - r / c)) (p_1 p_2 p_3 p_4)^(1/4)`, with `c` and `r` the tokens of output and
-//! reference and `p_n` the fraction of the output's n-grams that are in the reference. The `k`-th
-//! `p_n` without a hit is `1 / (2^k N_n)`, with `N_n` n-grams in the output. Without any hit, and for
-//! outputs of less than four tokens, BLEU is 0.
+//! `BLEU = min(1, exp(1 - r / c)) (p_1 p_2 p_3 p_4)^(1/4)`, with `c` and `r` the tokens of output
+//! and reference, and `p_n` the fraction of the output's n-grams that are in the reference. The
+//! `k`-th `p_n` without a hit is `1 / (2^k N_n)`, with `N_n` n-grams in the output. Without any
+//! hit, and for outputs of less than four tokens, BLEU is 0.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;

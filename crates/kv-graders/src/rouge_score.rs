@@ -1,7 +1,7 @@
 //! ROUGE as the Python package `rouge-score` 0.1.2 defines it, without stemming.
 //!
-//! A token is a run of the characters a-z and 0-9 in the lower-cased text. With `h` hits, `n` tokens
-//! or n-grams in the output and `m` in the reference: `P = h / n`, `R = h / m`,
+//! A token is a run of the characters a-z and 0-9 in the lower-cased text. With `h` hits, `n`
+//! tokens or n-grams in the output and `m` in the reference: `P = h / n`, `R = h / m`,
 //! `F = 2 P R / (P + R)`.
 //!
 //! It is not the package `rouge` of [`crate::rouge`], which LongBench uses.
@@ -18,9 +18,9 @@ pub(crate) fn rouge_n(output: &str, reference: &str, n: usize) -> f64 {
     f_measure(hits, output.windows(n).len(), reference.windows(n).len())
 }
 
-/// Summary-level ROUGE-L's F. Sentences are lines. For each sentence of the reference, the tokens in
-/// the union of its longest common subsequences with all sentences of the output are hits, as often
-/// as they occur in both texts.
+/// Summary-level ROUGE-L's F. Sentences are lines. For each sentence of the reference, the tokens
+/// in the union of its longest common subsequences with all sentences of the output are hits, as
+/// often as they occur in both texts.
 pub(crate) fn rouge_lsum(output: &str, reference: &str) -> f64 {
     let sentences = |text: &str| -> Vec<Vec<String>> { text.split('\n').map(tokens).collect() };
     let (output, reference) = (sentences(output), sentences(reference));

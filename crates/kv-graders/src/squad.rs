@@ -11,16 +11,21 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-use regex::Regex;
+use regex::{Captures, Regex};
 
 use crate::text;
 
-static ARTICLES: LazyLock<Regex> = LazyLock::new(|| text::pattern(r"\b(a|an|the)\b"));
+// What Python's `\b` bounds. Rust's also counts combining marks as parts of words.
+static WORD: LazyLock<Regex> = LazyLock::new(|| text::pattern(r"[\p{L}\p{N}_]+"));
 
 /// `text` in lower case, without ASCII punctuation and the articles `a`, `an` and `the`, in words.
 fn normalised(text: &str) -> Vec<String> {
     let plain = text::without_punctuation(&text.to_lowercase());
-    text::words(&ARTICLES.replace_all(&plain, " ")).map(str::to_owned).collect()
+    let without_articles = WORD.replace_all(&plain, |word: &Captures<'_>| match &word[0] {
+        "a" | "an" | "the" => " ".to_owned(),
+        other => other.to_owned(),
+    });
+    text::words(&without_articles).map(str::to_owned).collect()
 }
 
 fn overlap_f1(output: &[String], reference: &[String]) -> f64 {
