@@ -73,6 +73,7 @@ fn these_are_not_equivalent() {
         (r"2 \pm 1", "3"),
         ("x > 1", "-x > -1"),
         ("2 3", "6"),
+        (r"\frac{1}{2} bh", r"\frac{1}{2}"),
         ("no solution", "noo solutin"),
         (r"2\mathrm{e}", "2"),
         (r"\log x", r"\ln x"),

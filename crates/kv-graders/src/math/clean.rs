@@ -56,9 +56,13 @@ static UNITS: LazyLock<Regex> = LazyLock::new(|| {
 // Euler's number and the imaginary unit are not units of measure.
 static UPRIGHT: LazyLock<Regex> =
     LazyLock::new(|| text::pattern(r"\\(?:mathrm|text|operatorname)\s*\{\s*([eid])\s*\}"));
-// Words after a number, such as `5 square feet`; not `2 x`, and not a function's name.
-static WORDS: LazyLock<Regex> =
-    LazyLock::new(|| text::pattern(r"([0-9}])\s+(?:[A-Za-z]{2,}\s*)+(?:\^\{?[23]\}?)?\z"));
+// Words after a number, such as `5 square feet`. Two letters can also be a product.
+static WORDS: LazyLock<Regex> = LazyLock::new(|| {
+    text::pattern(concat!(
+        r"([0-9}])\s+(?:(?:[A-Za-z]{3,}|cm|mm|km|kg|ft|in|mi|ml|lb|oz|hr|am|pm|of|a)\b\s*)+",
+        r"(?:\^\{?[23]\}?)?\z"
+    ))
+});
 // Between digits of thousands. `10\,000` has a thin space there.
 static SEPARATORS: LazyLock<Regex> = LazyLock::new(|| text::pattern(r"\{,\}|,\\!\s*"));
 static THIN_SPACES: LazyLock<Regex> =

@@ -31,7 +31,9 @@ pub(crate) use value::decimal;
 ///   interval: `1 < x \le 2`, `x \in (1, 2]` and `(1, 2]`;
 /// - `x = a` and `a`; numbers in another base, also where only one says the base: `10_2` and `10`.
 ///
-/// Six decimals, the rounding, and the last two rules follow Math-Verify.
+/// `\log` without a base is the logarithm to base 10, `i` the imaginary unit and `e` Euler's number.
+/// The six decimals, these readings and the last rule are Math-Verify's. Texts of more than 1,000
+/// bytes, or with more than 20 brackets open at once, have no readings.
 ///
 /// ```
 /// use kv_graders::equivalent;
