@@ -9,7 +9,22 @@ macro_rules! tasks {
 }
 
 /// Names and TOML.
-pub(crate) const TASKS: &[(&str, &str)] = tasks!["gsm8k",];
+pub(crate) const TASKS: &[(&str, &str)] = tasks![
+    "gsm8k",
+    "ruler/niah_single_1",
+    "ruler/niah_single_2",
+    "ruler/niah_single_3",
+    "ruler/niah_multikey_1",
+    "ruler/niah_multikey_2",
+    "ruler/niah_multikey_3",
+    "ruler/niah_multivalue",
+    "ruler/niah_multiquery",
+    "ruler/vt",
+    "ruler/cwe",
+    "ruler/fwe",
+    "ruler/qa_1",
+    "ruler/qa_2",
+];
 
 /// The TOML of a built-in task.
 pub(crate) fn toml(name: &str) -> Result<&'static str, TaskError> {

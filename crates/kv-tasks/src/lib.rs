@@ -11,6 +11,7 @@ mod random;
 mod render;
 mod row_task;
 mod rows;
+mod ruler;
 mod task;
 mod tokens;
 mod truncate;

@@ -10,6 +10,7 @@ use crate::data::Data;
 use crate::few_shot::FewShot;
 use crate::row_task::{Answers, RowTask, Templates, Uniform};
 use crate::rows::{Row, RowFile};
+use crate::ruler::Ruler;
 use crate::{Question, QuestionOptions, TaskError, Tokens, builtin};
 
 /// A task: how its questions are read or made, asked and graded.
@@ -41,6 +42,7 @@ pub struct Task {
 #[derive(Clone, Debug)]
 enum Source {
     Rows(Box<RowTask>),
+    Ruler { ruler: Ruler, data: Option<Data> },
 }
 
 /// A task as its TOML has it.
@@ -64,6 +66,7 @@ struct TaskFile {
     answer: Option<Answers>,
     few_shot: Option<FewShot>,
     choices: Option<Choices>,
+    ruler: Option<Ruler>,
 }
 
 impl Task {
@@ -161,6 +164,10 @@ impl Task {
     ) -> Result<Vec<Question>, TaskError> {
         match &self.source {
             Source::Rows(rows) => rows.questions(&self.name, options, tokens),
+            Source::Ruler { ruler, data } => {
+                let (data, new) = (data.as_ref(), self.max_new_tokens);
+                ruler.questions(&self.name, data, new, options, tokens)
+            }
         }
     }
 }
@@ -169,32 +176,15 @@ impl TryFrom<TaskFile> for Task {
     type Error = TaskError;
 
     fn try_from(file: TaskFile) -> Result<Self, TaskError> {
-        let invalid = |key: &str, expected, actual: String| TaskError::Invalid {
-            task: file.name.clone(),
-            key: key.to_owned(),
-            expected,
-            actual,
-        };
         if file.max_new_tokens == 0 {
-            return Err(invalid("max_new_tokens", "at least 1", "0".into()));
+            return Err(file.invalid("max_new_tokens", "at least 1", "0"));
         }
-        let missing = |key, expected| invalid(key, expected, "nothing".into());
-        let data = file.data.clone().ok_or_else(|| missing("data", "the files of the rows"))?;
-        if data.files.is_empty() && data.local.is_empty() {
-            return Err(missing("data.files", "names of files"));
-        }
-        let template = file.template.clone();
-        let template = template.ok_or_else(|| missing("template", "the texts of a question"))?;
-        let answer = file.answer.clone();
-        let answer = answer.ok_or_else(|| missing("answer", "the references of an answer"))?;
-        if answer.references.trim().is_empty() {
-            return Err(missing("answer.references", "an expression"));
-        }
-        let (few_shot, choices) = (file.few_shot.clone(), file.choices.clone());
-        let rows = RowTask { data, template, answer, few_shot, choices, uniform: None };
-        rows.check(&file.name)?;
+        let source = match &file.ruler {
+            Some(ruler) => file.generated(ruler)?,
+            None => file.rows()?,
+        };
         Ok(Self {
-            source: Source::Rows(Box::new(rows)),
+            source,
             name: file.name,
             family: file.family,
             about: file.about,
@@ -205,6 +195,58 @@ impl TryFrom<TaskFile> for Task {
             chat: file.chat,
             system: file.system,
         })
+    }
+}
+
+impl TaskFile {
+    fn invalid(&self, key: &str, expected: &'static str, actual: &str) -> TaskError {
+        TaskError::Invalid {
+            task: self.name.clone(),
+            key: key.to_owned(),
+            expected,
+            actual: actual.to_owned(),
+        }
+    }
+
+    /// The part of the file that makes rows into questions.
+    fn rows(&self) -> Result<Source, TaskError> {
+        let missing = |key, expected| self.invalid(key, expected, "nothing");
+        let data = self.data.clone().ok_or_else(|| missing("data", "the files of the rows"))?;
+        if data.files.is_empty() && data.local.is_empty() {
+            return Err(missing("data.files", "names of files"));
+        }
+        let template = self.template.clone();
+        let template = template.ok_or_else(|| missing("template", "the texts of a question"))?;
+        let answer = self.answer.clone();
+        let answer = answer.ok_or_else(|| missing("answer", "the references of an answer"))?;
+        if answer.references.trim().is_empty() {
+            return Err(missing("answer.references", "an expression"));
+        }
+        let (few_shot, choices) = (self.few_shot.clone(), self.choices.clone());
+        let rows = RowTask { data, template, answer, few_shot, choices, uniform: None };
+        rows.check(&self.name)?;
+        Ok(Source::Rows(Box::new(rows)))
+    }
+
+    /// The part of the file that generates questions.
+    fn generated(&self, ruler: &Ruler) -> Result<Source, TaskError> {
+        let others = [
+            ("template", self.template.is_some()),
+            ("answer", self.answer.is_some()),
+            ("few_shot", self.few_shot.is_some()),
+            ("choices", self.choices.is_some()),
+            ("data", self.data.is_some() && !ruler.needs_data()),
+        ];
+        if let Some((key, _)) = others.iter().find(|(_, given)| *given) {
+            return Err(self.invalid(key, "nothing beside `ruler`", "a table"));
+        }
+        if ruler.needs_data() && self.data.is_none() {
+            return Err(self.invalid("data", "the files of the documents", "nothing"));
+        }
+        if let Some((key, expected, actual)) = ruler.fault() {
+            return Err(self.invalid(key, expected, &actual));
+        }
+        Ok(Source::Ruler { ruler: ruler.clone(), data: self.data.clone() })
     }
 }
 

@@ -4,4 +4,5 @@ mod builtin;
 mod files;
 mod refusals;
 mod rows;
+mod ruler;
 mod words;
