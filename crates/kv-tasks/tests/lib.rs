@@ -1,0 +1,8 @@
+//! Tests of the crate, in one binary to keep the time of linking low.
+
+mod builtin;
+mod files;
+mod refusals;
+mod rows;
+mod ruler;
+mod words;

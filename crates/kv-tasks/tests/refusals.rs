@@ -1,0 +1,170 @@
+//! What is refused, and what the errors say.
+
+use std::fs;
+use std::path::Path;
+
+use kv_tasks::{QuestionOptions, Task, TaskError, Tokens};
+use parquet::basic::Compression;
+
+use crate::words::Words;
+
+fn error_of(name: &str, contents: &[u8]) -> TaskError {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join(name);
+    fs::write(&path, contents).expect("a file");
+    match Task::of_file(&path) {
+        Ok(task) => task
+            .questions(&QuestionOptions::default(), &Words::default())
+            .expect_err("the file should be refused"),
+        Err(error) => error,
+    }
+}
+
+fn says(error: &TaskError, parts: &[&str]) {
+    let text = error.to_string();
+    for part in parts {
+        assert!(text.contains(part), "{text:?} should say {part:?}");
+    }
+}
+
+#[test]
+fn unknown_tasks_name_the_nearest() {
+    let error = Task::named("gsm8").expect_err("unknown");
+    assert!(matches!(error, TaskError::UnknownTask { nearest: "gsm8k", .. }), "{error}");
+    says(&error, &["gsm8", "\"gsm8k\""]);
+}
+
+#[test]
+fn faulty_rows_are_named() {
+    let good = r#"{"question":"q","answers":"a"}"#;
+    let error = error_of("a.jsonl", format!("{good}\n\n{{\"question\": }}").as_bytes());
+    assert!(matches!(error, TaskError::Json { .. }), "{error}");
+    says(&error, &["a.jsonl, line 3", "column 14"]);
+    let error = error_of("a.jsonl", format!("{good}\n[1]").as_bytes());
+    says(&error, &["object on line 2", "an array"]);
+    let error = error_of("a.jsonl", format!("{good}\n{{\"answers\":\"a\"}}").as_bytes());
+    assert!(
+        matches!(&error, TaskError::MissingColumn { column, .. } if column == "question"),
+        "{error}"
+    );
+    says(&error, &["line 2", "\"question\"", "it has answers"]);
+    let error = error_of("a.jsonl", br#"{"question":"q"}"#);
+    says(&error, &["\"answers\"", "it has question"]);
+    let error = error_of("a.jsonl", b"{\"answer\":1,\"question\":\"q\"}\n{\"question\":\"q\"}");
+    says(&error, &["\"answer\"", "line 2"]);
+    let error = error_of("a.json", br#"[{"question":"q","answers":["", " \n"]}]"#);
+    assert!(matches!(error, TaskError::EmptyAnswer { .. }), "{error}");
+    says(&error, &["row 1"]);
+    let error = error_of("a.json", br#"[{"question":"q","answers":{"text":"a"}}]"#);
+    assert!(matches!(error, TaskError::NotText { .. }), "{error}");
+    let error = error_of("a.json", br#"[{"question":"q","answers":[["a"]]}]"#);
+    assert!(matches!(error, TaskError::NotText { .. }), "{error}");
+    let error = error_of("a.jsonl", b"{\"question\":\"\xff\"}");
+    assert!(matches!(error, TaskError::Json { .. }), "{error}");
+}
+
+#[test]
+fn faulty_tables_are_named() {
+    let error = error_of("a.json", br#"{"question":["q","r"],"answers":["a"]}"#);
+    assert!(matches!(error, TaskError::Uneven { expected: 1, actual: 2, .. }), "{error}");
+    let error = error_of("a.json", br#"{"question":"q"}"#);
+    says(&error, &["an array under \"question\"", "a string"]);
+    assert!(matches!(error_of("a.json", b""), TaskError::NoRows { .. }));
+    assert!(matches!(error_of("a.json", b"[]"), TaskError::NoQuestions { .. }));
+    assert!(matches!(error_of("a.json", b"{\"a\": [1"), TaskError::Json { .. }));
+    assert!(matches!(error_of("a.jsonl", b"\n"), TaskError::NoQuestions { .. }));
+    assert!(matches!(error_of("a.txt", b"x"), TaskError::Format { .. }));
+    let error = error_of("a.csv", b"question,answers\nq\n");
+    assert!(matches!(error, TaskError::Malformed { format: "CSV", .. }), "{error}");
+    let error = Task::of_file(Path::new("/no/such.jsonl")).expect_err("no file");
+    assert!(matches!(error, TaskError::Io { .. }), "{error}");
+}
+
+#[test]
+fn faulty_parquet_files_are_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("good.parquet");
+    crate::files::parquet(&path, Compression::SNAPPY);
+    let good = fs::read(&path).expect("bytes");
+    for bytes in [&b""[..], b"PAR1", b"PAR1\xff\xff\xff\x7fPAR1", &good[..good.len() - 1]] {
+        let error = error_of("bad.parquet", bytes);
+        assert!(matches!(error, TaskError::Malformed { format: "Parquet", .. }), "{error}");
+    }
+    // No damage of a byte may end the program. Some of it gives other texts, which no reader sees.
+    for position in 0..good.len() {
+        for flip in [0x01, 0x80, 0xff] {
+            let mut bytes = good.clone();
+            bytes[position] ^= flip;
+            fs::write(&path, &bytes).expect("a file");
+            if let Ok(task) = Task::of_file(&path) {
+                drop(task.questions(&QuestionOptions::default(), &Words::default()));
+            }
+        }
+    }
+}
+
+#[test]
+fn users_files_are_uniform() {
+    let first = r#"{"question":"q","answers":"a","grader":"exact"}"#;
+    let error =
+        error_of("a.jsonl", format!("{first}\n{}", first.replace("exact", "f1")).as_bytes());
+    assert!(matches!(&error, TaskError::Mixed { key: "grader", .. }), "{error}");
+    says(&error, &["line 2", "f1", "exact"]);
+    let error = error_of("a.jsonl", first.replace("exact", "exactly").as_bytes());
+    says(&error, &["line 1", "exactly", "\"exact\""]);
+    let error = error_of("a.jsonl", first.replace("\"exact\"", "7").as_bytes());
+    assert!(matches!(&error, TaskError::NotText { .. }), "{error}");
+    let error = error_of("a.json", br#"[{"question":"q","answers":"a","max_new_tokens":-1}]"#);
+    assert!(matches!(&error, TaskError::NotCount { .. }), "{error}");
+}
+
+const TASK: &str = "name = 'x'\nfamily = 'x'\nabout = 'x'\nmax_new_tokens = 1\ngrader = 'exact'\n\
+    [data]\nfiles = ['x.jsonl']\n[template]\nquestion = '{{ q }}'\n[answer]\nreferences = 'a'\n";
+
+#[test]
+fn faulty_tasks_are_refused() {
+    assert!(Task::from_toml(TASK).is_ok());
+    let error = Task::from_toml(&TASK.replace("'exact'", "'exakt'")).expect_err("grader");
+    says(&error, &["line 5", "exakt", "\"exact\""]);
+    let error = Task::from_toml(&TASK.replace("about", "abuot")).expect_err("key");
+    says(&error, &["line 3", "abuot"]);
+    let error = Task::from_toml(&TASK.replace("= 1", "= 0")).expect_err("tokens");
+    assert!(matches!(&error, TaskError::Invalid { key, .. } if key == "max_new_tokens"), "{error}");
+    let error = Task::from_toml(&TASK.replace("{{ q", "{{ q +")).expect_err("template");
+    assert!(matches!(&error, TaskError::Template { part: "template.question", .. }), "{error}");
+    let error = Task::from_toml(&TASK.replace("= 'a'", "= 'a b'")).expect_err("expression");
+    assert!(matches!(&error, TaskError::Template { part: "answer.references", .. }), "{error}");
+    let error = Task::from_toml(&TASK.replace("['x.jsonl']", "[]")).expect_err("files");
+    assert!(matches!(&error, TaskError::Invalid { .. }), "{error}");
+}
+
+#[test]
+fn missing_files_are_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let task = Task::from_toml(TASK).expect("a task");
+    let ask = |options: &QuestionOptions| {
+        task.questions(options, &Words::default()).expect_err("no file")
+    };
+    let error = ask(&QuestionOptions::default());
+    says(&error, &["give a folder", "x.jsonl"]);
+    let here = QuestionOptions { folder: Some(folder.path().into()), ..Default::default() };
+    assert!(matches!(ask(&here), TaskError::NoFile { .. }));
+    says(&ask(&here), &["x.jsonl"]);
+    let nowhere = QuestionOptions { folder: Some("/no/such/folder".into()), ..Default::default() };
+    assert!(matches!(ask(&nowhere), TaskError::Io { .. }));
+    fs::write(folder.path().join("x.jsonl"), r#"{"q":"a b c d","a":"e"}"#).expect("a file");
+    let error = ask(&QuestionOptions { length: Some(3), ..here.clone() });
+    assert!(matches!(error, TaskError::TooLong { length: 3, needed: 4, .. }), "{error}");
+
+    struct Broken;
+    impl Tokens for Broken {
+        fn encode(&self, _: &str) -> Result<Vec<u32>, String> {
+            Err("no vocabulary".into())
+        }
+        fn decode(&self, _: &[u32]) -> Result<String, String> {
+            Err("no vocabulary".into())
+        }
+    }
+    let error = task.questions(&QuestionOptions { length: Some(3), ..here }, &Broken);
+    says(&error.expect_err("a tokenizer"), &["no vocabulary"]);
+}
