@@ -4,7 +4,7 @@ use clap::{Parser, Subcommand};
 
 use crate::figures::Paper;
 use crate::options::{
-    Attention, CalibrateOptions, Common, FisherOptions, Kernels, Quality, Throughput,
+    Attention, CalibrateOptions, Common, Evaluate, FisherOptions, Kernels, Quality, Throughput,
 };
 
 /// Measures the cost and the quality of KV-cache compression policies.
@@ -30,6 +30,8 @@ pub(crate) enum Suite {
     /// Retrieval and perplexity: exact match, the answer's log-probability, agreement with the full
     /// cache, by task, length and depth.
     Quality(Quality),
+    /// Free generation on tasks (RULER, LongBench, GSM8K and others, or a file of questions), graded.
+    Evaluate(Evaluate),
     /// Relative output error and retained attention mass on real queries, keys and values.
     Attention(Attention),
     /// Prefill and decode speed, time to the first token, bytes.

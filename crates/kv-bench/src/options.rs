@@ -6,6 +6,7 @@ use anyhow::ensure;
 use burn::tensor::DType;
 use clap::ValueEnum;
 use kv_core::{Budget, DeviceChoice};
+use kv_models::Sampling;
 use kv_policies::ChannelStatistic;
 
 use crate::prompts::{Mode, Wanted};
@@ -125,6 +126,103 @@ impl Quality {
             ),
         }
         Ok(())
+    }
+}
+
+/// Options of `evaluate`.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Evaluate {
+    /// Tasks: built-in names such as `ruler/niah_single_1`, files of questions (JSONL, JSON, Parquet
+    /// or CSV, with `question`, `answers` and, if they like, `context`), or tasks in TOML. An unknown
+    /// name tells the nearest one; `list` tells all of them.
+    #[arg(long, value_delimiter = ',', value_name = "NAME|FILE", required = true)]
+    pub(crate) task: Vec<String>,
+    /// A local copy of the tasks' data set; without it, the hub's.
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) data: Option<PathBuf>,
+    /// Tokens of prompt and answer, of tasks that are generated (RULER). Longer prompts of other
+    /// tasks lose their middle.
+    #[arg(long, value_parser = positive, allow_negative_numbers = true)]
+    pub(crate) length: Option<usize>,
+    /// At most this many questions of each task.
+    #[arg(long, value_parser = positive, allow_negative_numbers = true)]
+    pub(crate) limit: Option<usize>,
+    /// The text in which RULER hides its needles.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) text: Option<PathBuf>,
+    /// Solved examples before each question, in place of the task's own number.
+    #[arg(long)]
+    pub(crate) few_shot: Option<usize>,
+    /// When compression happens.
+    #[arg(long, value_enum, default_value_t = Mode::QuestionAware)]
+    pub(crate) mode: Mode,
+    /// At most so many new tokens, in place of the task's own number.
+    #[arg(long, value_parser = positive, allow_negative_numbers = true)]
+    pub(crate) new_tokens: Option<usize>,
+    /// A text that ends an answer, beside the task's own; may be repeated.
+    #[arg(long)]
+    pub(crate) stop: Vec<String>,
+    /// Whether questions go through the model's chat template, in place of the task's own choice.
+    #[arg(long, value_enum)]
+    pub(crate) chat: Option<Chat>,
+    /// The system message of chats.
+    #[arg(long)]
+    pub(crate) system: Option<String>,
+    /// Answers of each question, each drawn anew.
+    #[arg(long, default_value_t = 1, value_parser = positive, allow_negative_numbers = true)]
+    pub(crate) samples: usize,
+    /// 0 takes the likeliest token.
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    pub(crate) temperature: f64,
+    /// Only the likeliest tokens that together reach this probability.
+    #[arg(long, allow_negative_numbers = true)]
+    pub(crate) top_p: Option<f64>,
+    /// Only so many of the likeliest tokens.
+    #[arg(long)]
+    pub(crate) top_k: Option<usize>,
+    /// Only tokens of at least this fraction of the likeliest one's probability.
+    #[arg(long, allow_negative_numbers = true)]
+    pub(crate) min_p: Option<f64>,
+    /// Makes tokens less likely that stood before; 1 changes nothing.
+    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
+    pub(crate) repetition_penalty: f64,
+    /// Questions that generate together; 1 on a CPU and 8 elsewhere by default. Answers do not
+    /// depend on it.
+    #[arg(long, value_parser = positive, allow_negative_numbers = true)]
+    pub(crate) batch: Option<usize>,
+    /// The file of answers, a JSON line each. Answers that it has are not generated again, so that
+    /// a stopped run goes on. By default target/kv-bench/evaluate-MODEL.jsonl.
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub(crate) answers: Option<PathBuf>,
+}
+
+/// Whether a chat template is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Chat {
+    /// The model's chat template.
+    Template,
+    /// The prompt as it is.
+    Raw,
+}
+
+impl Chat {
+    /// Whether there is a template.
+    pub(crate) fn wanted(self) -> bool {
+        self == Self::Template
+    }
+}
+
+impl Evaluate {
+    /// How tokens are chosen, but for the seed.
+    pub(crate) fn sampling(&self) -> Sampling {
+        Sampling {
+            repetition_penalty: self.repetition_penalty,
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            seed: 0,
+        }
     }
 }
 

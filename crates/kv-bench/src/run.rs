@@ -7,6 +7,7 @@ use anyhow::{Context, ensure};
 use kv_core::available_devices;
 use kv_models::model_names;
 use kv_policies::POLICIES;
+use kv_tasks::Task;
 
 use crate::args::{Args, Suite};
 use crate::bench::{Bench, ModelBench};
@@ -108,6 +109,7 @@ fn run_suite(suite: Option<&Suite>, bench: &mut Bench) -> anyhow::Result<()> {
     let mut bench = ModelBench::load(bench, &name)?;
     match suite {
         Some(Suite::Quality(options)) => suites::quality::run(&mut bench, options),
+        Some(Suite::Evaluate(options)) => suites::evaluate::run(&mut bench, options),
         Some(Suite::Attention(options)) => suites::attention::run(&mut bench, options),
         Some(Suite::Throughput(options)) => suites::throughput::run(&mut bench, options),
         _ => suites::overview::run(&mut bench),
@@ -118,6 +120,7 @@ fn run_suite(suite: Option<&Suite>, bench: &mut Bench) -> anyhow::Result<()> {
 fn name_of(suite: Option<&Suite>) -> String {
     let name = match suite {
         Some(Suite::Quality(_)) => "quality",
+        Some(Suite::Evaluate(_)) => "evaluate",
         Some(Suite::Attention(_)) => "attention",
         Some(Suite::Throughput(_)) => "throughput",
         Some(Suite::Kernels(_)) => "kernels",
@@ -155,6 +158,10 @@ fn list() -> String {
     }
     text += "models: a folder, a hub id, or\n";
     for name in model_names() {
+        text += &format!("  {name}\n");
+    }
+    text += "tasks of `evaluate`: a file of questions or TOML, or\n";
+    for name in Task::names() {
         text += &format!("  {name}\n");
     }
     text + &format!("devices: {}\n", available_devices().join(", "))

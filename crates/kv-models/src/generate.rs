@@ -3,15 +3,19 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use kv_core::MemoryReport;
 use kv_policies::Policy;
 
-use crate::{Model, ModelError, Result, Sampling, Session, TextOutput, Tokenizer};
+use crate::{Decoder, Model, ModelError, Result, Sampling, Session, TextOutput, Tokenizer};
 
 /// One prompt of a batch.
 #[derive(Debug, Clone)]
 pub struct Request {
     /// The prompt's tokens.
     pub tokens: Vec<u32>,
+    /// Tokens that follow the prompt once it is compressed, such as a question about a document.
+    /// All requests of a batch have equally many.
+    pub question: Vec<u32>,
     /// At most this many new tokens, and at most as many as the model has positions for. Models
     /// with a sliding window refuse more than fit into it.
     pub new_tokens: usize,
@@ -27,7 +31,8 @@ impl Request {
     /// Greedy, without stop strings.
     pub fn greedy(tokens: Vec<u32>, new_tokens: usize) -> Self {
         let sampling = Sampling::greedy();
-        Self { tokens, new_tokens, sampling, stop: Vec::new(), stop_at_end: true }
+        let (question, stop) = (Vec::new(), Vec::new());
+        Self { tokens, question, new_tokens, sampling, stop, stop_at_end: true }
     }
 }
 
@@ -66,6 +71,17 @@ pub struct Generated {
     pub text: Option<String>,
     /// Why it ended.
     pub finish: Finish,
+}
+
+/// The results of a batch of requests.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GeneratedBatch {
+    /// The requests' results.
+    pub outputs: Vec<Generated>,
+    /// The memory of the caches once the prompts are compressed.
+    pub compressed: MemoryReport,
+    /// The memory of the caches in the end.
+    pub ended: MemoryReport,
 }
 
 /// A request whose tokens are being generated.
@@ -108,16 +124,41 @@ pub fn generate(
     model: &Model,
     policy: Arc<dyn Policy>,
     requests: &[Request],
-    mut on_event: impl FnMut(&Event) -> ControlFlow<()>,
+    on_event: impl FnMut(&Event) -> ControlFlow<()>,
 ) -> Result<Vec<Generated>> {
     let prompts: Vec<Vec<u32>> = requests.iter().map(|request| request.tokens.clone()).collect();
     let seeds: Vec<u64> = requests.iter().map(|request| request.sampling.seed).collect();
-    let new_tokens: Vec<usize> = requests.iter().map(|request| request.new_tokens).collect();
-    let mut running: Vec<Running<'_>> = requests.iter().map(|r| Running::new(model, r)).collect();
-    let samplings: Vec<Sampling> = requests.iter().map(|request| request.sampling).collect();
-    samplings.iter().try_for_each(Sampling::validate)?;
+    let new_tokens: Vec<usize> =
+        requests.iter().map(|request| request.question.len() + request.new_tokens).collect();
+    requests.iter().try_for_each(|request| request.sampling.validate())?;
     let started = Session::start_rows(model, &[policy], &prompts, &seeds, &new_tokens)?.pop();
-    let mut decoder = started.ok_or(ModelError::EmptyPrompt)?.decoder(&samplings)?.overlapped();
+    Ok(generate_from(started.ok_or(ModelError::EmptyPrompt)?, requests, on_event)?.outputs)
+}
+
+/// Generates for requests whose prompts a session has prefilled and compressed, in their order:
+/// [`generate`] behind [`Session::start_rows`].
+///
+/// # Errors
+/// The errors of [`generate`]; [`ModelError::UnequalPrompts`] for another number of requests than
+/// sequences, and for questions of different lengths.
+pub fn generate_from(
+    mut session: Session<'_>,
+    requests: &[Request],
+    mut on_event: impl FnMut(&Event) -> ControlFlow<()>,
+) -> Result<GeneratedBatch> {
+    let model = session.model();
+    let samplings: Vec<Sampling> = requests.iter().map(|request| request.sampling).collect();
+    let mut running: Vec<Running<'_>> = requests.iter().map(|r| Running::new(model, r)).collect();
+    let questions: Vec<&[u32]> = requests.iter().map(|request| &request.question[..]).collect();
+    let expected = questions.first().map_or(0, |question| question.len());
+    if let Some(question) = questions.iter().find(|question| question.len() != expected) {
+        return Err(ModelError::UnequalPrompts { expected, actual: question.len() });
+    }
+    let compressed = session.memory();
+    if expected > 0 {
+        session.append(&questions)?;
+    }
+    let mut decoder = session.decoder(&samplings)?.overlapped();
     for (row, sequence) in running.iter().enumerate() {
         if sequence.finish.is_some() {
             decoder.end(row)?;
@@ -140,11 +181,21 @@ pub fn generate(
                 events.extend(sequence.rest(row)?);
             }
             if events.iter().any(|event| on_event(event).is_break()) {
-                return running.into_iter().map(Running::result).collect();
+                return batch(running, compressed, &decoder);
             }
         }
     }
-    running.into_iter().map(Running::result).collect()
+    batch(running, compressed, &decoder)
+}
+
+/// The results as they stand.
+fn batch(
+    running: Vec<Running<'_>>,
+    compressed: MemoryReport,
+    decoder: &Decoder<'_>,
+) -> Result<GeneratedBatch> {
+    let outputs = running.into_iter().map(Running::result).collect::<Result<_>>()?;
+    Ok(GeneratedBatch { outputs, compressed, ended: decoder.session().memory() })
 }
 
 impl<'a> Running<'a> {

@@ -24,7 +24,7 @@ pub use chat::{ChatTemplate, Message};
 pub use config::{Architecture, ModelConfig, RopeScaling};
 pub use error::{FisherError, HubError, ModelError, Result, WeightsError};
 pub use fisher::{Fisher, LayerFisher, TextWindows};
-pub use generate::{Event, Finish, Generated, Request, generate};
+pub use generate::{Event, Finish, Generated, GeneratedBatch, Request, generate, generate_from};
 pub use hub::resolve;
 pub use llama::{KvGradients, Llama, PrefillPass, Prefilled};
 pub use model::{Model, model_names};

@@ -76,8 +76,11 @@ impl<'a> Session<'a> {
         Self::start_rows(model, policies, prompts, seeds, &vec![new_tokens; prompts.len()])
     }
 
-    /// [`Self::start_many`] with numbers of new tokens for each prompt.
-    pub(crate) fn start_rows(
+    /// [`Self::start_many`] with a number of new tokens for each prompt.
+    ///
+    /// # Errors
+    /// The errors of [`Self::start`].
+    pub fn start_rows(
         model: &'a Model,
         policies: &[Arc<dyn Policy>],
         prompts: &[Vec<u32>],
@@ -124,6 +127,11 @@ impl<'a> Session<'a> {
     fn is_home(&self) -> bool {
         let here = thread::current().id();
         self.home == here && self.model.home() == here
+    }
+
+    /// The model.
+    pub fn model(&self) -> &'a Model {
+        self.model
     }
 
     /// The compressed cache.

@@ -39,6 +39,10 @@ macro_rules! metrics {
 metrics! {
     /// Share of the answers that are right, 0 to 1.
     EXACT_MATCH = "exact_match", "share", "exact match", Share, MORE;
+    /// Score of a generated answer by its task's grader, 0 to 1.
+    SCORE = "score", "share", "score", Share, MORE;
+    /// Tokens of a generated answer.
+    NEW_TOKENS = "new_tokens", "tokens", "new tokens", Plain, NEITHER;
     /// Log-probability of the right answer, in nats.
     ANSWER_LOGPROB = "answer_logprob", "nats", "answer logprob", LogProb, MORE;
     /// Exponential of the mean negative log-likelihood of a token.

@@ -5,8 +5,9 @@ use crate::interval::Estimate;
 use crate::record::{FULL, Record, by_setup, is_full, metric, mode};
 use crate::table::{Column, Row, Table};
 
-const METRICS: [(&str, &str); 3] = [
+const METRICS: [(&str, &str); 4] = [
     (metric::EXACT_MATCH, "exact\nmatch"),
+    (metric::SCORE, "score"),
     (metric::ANSWER_LOGPROB, "answer\nlogprob"),
     (metric::PERPLEXITY, "perplexity\nratio"),
 ];

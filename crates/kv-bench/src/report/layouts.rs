@@ -64,6 +64,7 @@ pub(crate) fn tables(records: &[Record], by_layer: bool) -> Vec<Table> {
 pub(super) fn of_suite(suite: &str, records: &[&Record], by_layer: bool) -> Vec<Table> {
     let mut tables = match suite {
         "quality" => quality(records),
+        "evaluate" => evaluate(records),
         "attention" => attention(records, by_layer),
         "throughput" => vec![throughput(records)],
         "kernels" => kernels(records),
@@ -112,8 +113,30 @@ fn quality(records: &[&Record]) -> Vec<Table> {
     tables.extend(differences::table(records));
     tables.extend(side_by_side::tables(records));
 
-    let matches = records.iter().copied().filter(|r| r.metric == metric::EXACT_MATCH);
-    for (mode, records) in group_by(matches, |r| r.case.mode.as_deref()) {
+    tables.extend(by_task(records, metric::EXACT_MATCH, "Exact match by task"));
+    tables
+}
+
+/// Scores of generated answers: all tasks together, and task by task.
+fn evaluate(records: &[&Record]) -> Vec<Table> {
+    let modes = [("\naware", mode::AWARE), ("\nagnostic", mode::AGNOSTIC)];
+    let picks = modes.into_iter().map(|(suffix, mode)| {
+        let takes = move |r: &Record| r.case.mode.as_deref() == Some(mode);
+        Pick::when("score".to_string() + suffix, metric::SCORE, takes)
+    });
+    let more = [metric::NEW_TOKENS, metric::LIVE_BYTES].map(Pick::all);
+    let picks: Vec<_> = picks.chain(more).collect();
+    let mut tables = vec![build("Evaluation".into(), records, &[Key::Budget], &picks)];
+    tables.extend(differences::table(records));
+    tables.extend(by_task(records, metric::SCORE, "Score by task"));
+    tables
+}
+
+/// A table of a metric for each mode, with a column for each task.
+fn by_task(records: &[&Record], metric: &'static str, title: &str) -> Vec<Table> {
+    let mut tables = Vec::new();
+    let own = records.iter().copied().filter(|r| r.metric == metric);
+    for (mode, records) in group_by(own, |r| r.case.mode.as_deref()) {
         let tasks = group_by(records.iter().copied(), |r| r.case.task.as_deref());
         let picks: Vec<_> = tasks
             .into_iter()
@@ -122,11 +145,11 @@ fn quality(records: &[&Record]) -> Vec<Table> {
                 let takes = move |r: &Record| r.case.task.as_deref() == Some(task);
                 let of = count.map(|count| format!("\n{count} {}", samples::unit(&count)));
                 let head = task.to_string() + &of.unwrap_or_default();
-                Pick::when(head, metric::EXACT_MATCH, takes)
+                Pick::when(head, metric, takes)
             })
             .collect();
         let suffix = mode.map(|mode| format!(" · {mode}")).unwrap_or_default();
-        let title = format!("Exact match by task{suffix}");
+        let title = format!("{title}{suffix}");
         tables.push(build(title, &records, &[Key::Budget], &picks));
     }
     tables

@@ -2,6 +2,7 @@
 
 pub(crate) mod attention;
 mod conversation;
+pub(crate) mod evaluate;
 pub(crate) mod kernels;
 pub(crate) mod long_output;
 pub(crate) mod max_batch;

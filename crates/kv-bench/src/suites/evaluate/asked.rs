@@ -1,0 +1,104 @@
+//! A question as the model is asked it.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use kv_models::{Message, Model, Request, Sampling};
+use kv_tasks::{Question, Task};
+use sha2::{Digest, Sha256};
+
+/// A question's tokens.
+pub(super) struct Asked {
+    pub(super) task: Arc<Task>,
+    pub(super) question: Question,
+    /// The whole prompt.
+    prompt: Vec<u32>,
+    /// The prompt in two parts: what may be compressed without the question in sight, and the rest.
+    /// The first part is empty where the question has no context.
+    parts: [Vec<u32>; 2],
+    /// The first bytes of the prompt's SHA-256, in hexadecimal.
+    pub(super) hash: String,
+}
+
+impl Asked {
+    /// Encodes a question, through the model's chat template where the task asks through it.
+    ///
+    /// # Errors
+    /// For models without a tokenizer or a chat template, and for a template that changes the
+    /// context.
+    pub(super) fn new(model: &Model, task: &Arc<Task>, question: Question) -> anyhow::Result<Self> {
+        let Question { context, question: asked, answer_prefix, .. } = &question;
+        let (text, split) = match task.chat {
+            false => (format!("{context}{asked}{answer_prefix}"), context.len()),
+            true => {
+                let system = task.system.as_deref().map(Message::system);
+                let user = Message::user(format!("{context}{asked}"));
+                let messages: Vec<Message> = system.into_iter().chain([user]).collect();
+                let text = model.chat_template()?.render(&messages, true)?;
+                // Templates may trim a message.
+                let kept = context.trim();
+                let at = text.find(kept).with_context(|| {
+                    format!("question {}: the chat template changes its context", question.id)
+                })?;
+                (text + answer_prefix, if kept.is_empty() { 0 } else { at + kept.len() })
+            }
+        };
+        let encode = |text: &str| match task.chat {
+            // A template writes the special tokens itself.
+            true => model.encode_continuation(text),
+            false => model.encode(text),
+        };
+        let prompt = encode(&text)?;
+        let parts = match split {
+            0 => [Vec::new(), prompt.clone()],
+            _ => [encode(&text[..split])?, model.encode_continuation(&text[split..])?],
+        };
+        let hash = Sha256::digest(text.as_bytes()).iter().take(8).map(|byte| format!("{byte:02x}"));
+        let hash = hash.collect();
+        Ok(Self { task: task.clone(), question, prompt, parts, hash })
+    }
+
+    /// Tokens of the prompt.
+    pub(super) fn tokens(&self) -> usize {
+        self.prompt.len()
+    }
+
+    /// Tokens that follow the compressed prompt.
+    pub(super) fn appended(&self, aware: bool) -> usize {
+        if self.is_split(aware) { self.parts[1].len() } else { 0 }
+    }
+
+    /// Whether the question is appended to a compressed context. Without a context there is nothing
+    /// to compress before it.
+    fn is_split(&self, aware: bool) -> bool {
+        !aware && !self.parts[0].is_empty() && !self.parts[1].is_empty()
+    }
+
+    /// The request to the model.
+    pub(super) fn request(&self, aware: bool, sampling: Sampling) -> Request {
+        let (tokens, question) = match self.is_split(aware) {
+            true => (self.parts[0].clone(), self.parts[1].clone()),
+            false => (self.prompt.clone(), Vec::new()),
+        };
+        let Task { max_new_tokens, stop, .. } = &*self.task;
+        Request {
+            tokens,
+            question,
+            new_tokens: *max_new_tokens,
+            sampling,
+            stop: stop.clone(),
+            stop_at_end: true,
+        }
+    }
+
+    /// The score of an output, 0 to 1.
+    ///
+    /// # Errors
+    /// Where the answer lacks what the grader needs.
+    pub(super) fn score(&self, output: &str) -> anyhow::Result<f64> {
+        let Task { grader, cut, name, .. } = &*self.task;
+        let output = cut.apply(output);
+        let score = grader.grade(output, &self.question.answer);
+        score.with_context(|| format!("{name}, question {}", self.question.id))
+    }
+}

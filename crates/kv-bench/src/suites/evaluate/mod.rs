@@ -1,0 +1,441 @@
+//! Free generation on tasks, graded: `evaluate`.
+//!
+//! 1. Tasks give questions ([`kv_tasks`]), which become prompts ([`asked`]).
+//! 2. Questions of similar length go through the model in batches. All policies share the prefill
+//!    of a batch, and each generates behind its own compressed cache ([`batches`]).
+//! 3. Each output is graded and written to a file of answers at once ([`answer_file`]). A run that
+//!    finds an answer in the file does not generate it again, so that a stopped run goes on where
+//!    it was.
+//! 4. The answers become records, for tables and the report.
+
+mod answer_file;
+mod asked;
+mod batches;
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, ensure};
+use kv_core::MemoryReport;
+use kv_models::{Model, Sampling, Session, generate_from};
+use kv_policies::Policy;
+use kv_tasks::{QuestionOptions, Task, Tokens};
+
+use crate::bench::ModelBench;
+use crate::console::say;
+use crate::options::{Chat, Evaluate};
+use crate::policy_runs::PolicyRun;
+use crate::progress::Progress;
+use crate::prompts::Mode;
+use crate::record::{Case, metric, mode};
+use answer_file::{Answer, AnswerFile, Key};
+use asked::Asked;
+use batches::batches;
+
+const SUITE: &str = "evaluate";
+/// Shares kept where no budget is given.
+const BUDGETS: [f64; 3] = [0.5, 0.25, 0.1];
+/// Questions that generate together, where the command does not say how many.
+const BATCH: usize = 8;
+
+/// Runs the suite.
+///
+/// # Errors
+/// Where a task, a model, a policy or the file of answers refuses.
+pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Evaluate) -> anyhow::Result<()> {
+    let policy_runs = bench.common.policy_runs(&BUDGETS)?;
+    let asked = questions(bench, options)?;
+    let longest = asked.iter().map(Asked::tokens).max().unwrap_or_default();
+    bench.remark(&policy_runs, longest)?;
+    let path = match &options.answers {
+        Some(path) => path.clone(),
+        None => default_answers(bench.model.name())?,
+    };
+    let mut file = AnswerFile::open(&path)?;
+    let runs = Runs { bench, options, policy_runs: &policy_runs, asked: &asked };
+    let answers = runs.answers(&mut file)?;
+    for (policy_run, asked, answer) in answers {
+        let question = &asked.question;
+        let task = match question.subset.is_empty() {
+            true => asked.task.name.clone(),
+            false => format!("{} {}", asked.task.name, question.subset),
+        };
+        let case = Case {
+            task: Some(task),
+            length: Some(asked.tokens()),
+            mode: Some(answer.key.mode.clone()),
+            ..Case::default()
+        };
+        let case =
+            case.prompt_of(&asked.task.name, &format!("{} {}", question.id, answer.key.sample));
+        let setup = policy_run.setup();
+        bench.record(SUITE, &case, setup, metric::SCORE, answer.score);
+        bench.record(SUITE, &case, setup, metric::NEW_TOKENS, answer.tokens as f64);
+        bench.record(SUITE, &case, setup, metric::LIVE_BYTES, answer.kept_bytes as f64);
+    }
+    bench.note(format!("answers, one JSON line each: {}", path.display()));
+    Ok(())
+}
+
+/// `kv-bench/evaluate-MODEL.jsonl` in cargo's target folder, or in the current folder's `target`.
+fn default_answers(model: &str) -> anyhow::Result<PathBuf> {
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
+    let folder = target.join("kv-bench");
+    std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    let name: String = model
+        .chars()
+        .map(|c| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '-' })
+        .collect();
+    Ok(folder.join(format!("evaluate-{name}.jsonl")))
+}
+
+/// A model's tokenizer as tasks take it.
+struct ModelTokens<'a>(&'a Model);
+
+impl Tokens for ModelTokens<'_> {
+    fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
+        self.0.encode_continuation(text).map_err(|error| error.to_string())
+    }
+
+    fn decode(&self, ids: &[u32]) -> Result<String, String> {
+        self.0.decode(ids).map_err(|error| error.to_string())
+    }
+}
+
+/// The questions of all tasks, as the model is asked them.
+fn questions(bench: &ModelBench<'_>, options: &Evaluate) -> anyhow::Result<Vec<Asked>> {
+    let model = &bench.model;
+    let wanted = QuestionOptions {
+        folder: options.data.clone(),
+        length: options.length,
+        limit: options.limit,
+        seed: bench.common.seed,
+        text: options.text.clone(),
+        few_shot: options.few_shot,
+    };
+    let mut all = Vec::new();
+    for name in &options.task {
+        let mut task = task_of(name)?;
+        if let Some(tokens) = options.new_tokens {
+            task.max_new_tokens = tokens;
+        }
+        task.stop.extend(options.stop.iter().cloned());
+        task.chat = options.chat.map_or(task.chat, Chat::wanted);
+        task.system = options.system.clone().or(task.system);
+        let task = Arc::new(task);
+        let questions =
+            task.questions(&wanted, &ModelTokens(model)).with_context(|| name.clone())?;
+        ensure!(!questions.is_empty(), "{name}: no questions");
+        let positions = model.config().max_positions;
+        let mut skipped = 0;
+        for question in questions {
+            let asked = Asked::new(model, &task, question)?;
+            // Nothing is measured of a prompt that the model has no positions for.
+            match asked.tokens() + task.max_new_tokens <= positions {
+                true => all.push(asked),
+                false => skipped += 1,
+            }
+        }
+        if skipped > 0 {
+            say!(
+                "{name}: {skipped} questions need more than the model's {positions} positions; \
+                 --length N cuts the middle of longer prompts"
+            );
+        }
+    }
+    ensure!(!all.is_empty(), "no question fits into the model's positions");
+    Ok(all)
+}
+
+/// A task by its name, or from a file of questions or a TOML file.
+fn task_of(name: &str) -> anyhow::Result<Task> {
+    let path = PathBuf::from(name);
+    Ok(match path.extension().and_then(|extension| extension.to_str()) {
+        Some("toml") => {
+            let text = std::fs::read_to_string(&path).with_context(|| name.to_string())?;
+            Task::from_toml(&text).with_context(|| name.to_string())?
+        }
+        Some("json" | "jsonl" | "parquet" | "csv") => Task::of_file(&path)?,
+        _ => Task::named(name)?,
+    })
+}
+
+/// What a run asks.
+struct Runs<'a, 'b> {
+    bench: &'a ModelBench<'b>,
+    options: &'a Evaluate,
+    policy_runs: &'a [PolicyRun],
+    asked: &'a [Asked],
+}
+
+impl<'a> Runs<'a, '_> {
+    /// All answers: those of the file, and the ones that are missing there, which are written to
+    /// it.
+    fn answers(
+        &self,
+        file: &mut AnswerFile,
+    ) -> anyhow::Result<Vec<(&'a PolicyRun, &'a Asked, Answer)>> {
+        let modes: &[bool] = match self.options.mode {
+            Mode::QuestionAware => &[true],
+            Mode::QuestionAgnostic => &[false],
+            Mode::Both => &[true, false],
+        };
+        let cpu = self.bench.is_cpu();
+        let most = self.options.batch.unwrap_or(if cpu { 1 } else { BATCH });
+        let batches = modes.iter().flat_map(|&aware| {
+            let of_mode = batches(self.asked, aware, most);
+            of_mode.into_iter().map(move |batch| (aware, batch))
+        });
+        let batches: Vec<(bool, Vec<usize>)> = batches.collect();
+        let work: usize = batches
+            .iter()
+            .flat_map(|(_, batch)| batch.iter().map(|&index| self.asked[index].tokens()))
+            .sum();
+        let mut progress = Progress::new(work * self.options.samples, SUITE);
+        let mut all = Vec::new();
+        for sample in 0..self.options.samples {
+            for (aware, batch) in &batches {
+                self.answer_batch(file, *aware, batch, sample)?;
+                for &index in batch {
+                    let asked = &self.asked[index];
+                    for policy_run in self.policy_runs {
+                        let key = self.key(policy_run, asked, *aware, sample);
+                        let answer = file.get(&key).context("an answer is missing")?;
+                        all.push((policy_run, asked, answer.clone()));
+                    }
+                    progress.advance(asked.tokens());
+                }
+            }
+        }
+        progress.finish();
+        Ok(all)
+    }
+
+    /// Generates the answers of a batch that the file lacks.
+    fn answer_batch(
+        &self,
+        file: &mut AnswerFile,
+        aware: bool,
+        batch: &[usize],
+        sample: usize,
+    ) -> anyhow::Result<()> {
+        let model = &self.bench.model;
+        let lacks = |policy_run: &PolicyRun, index: usize| {
+            file.get(&self.key(policy_run, &self.asked[index], aware, sample)).is_none()
+        };
+        let open: Vec<&PolicyRun> = self
+            .policy_runs
+            .iter()
+            .filter(|own| batch.iter().any(|&index| lacks(own, index)))
+            .collect();
+        let rows: Vec<usize> = batch
+            .iter()
+            .copied()
+            .filter(|&index| open.iter().any(|own| lacks(own, index)))
+            .collect();
+        if open.is_empty() {
+            return Ok(());
+        }
+        let requests: Vec<_> = rows
+            .iter()
+            .map(|&index| self.asked[index].request(aware, self.sampling(index, sample)))
+            .collect();
+        let prompts: Vec<Vec<u32>> = requests.iter().map(|own| own.tokens.clone()).collect();
+        let seeds: Vec<u64> = requests.iter().map(|own| own.sampling.seed).collect();
+        let room: Vec<usize> =
+            requests.iter().map(|own| own.question.len() + own.new_tokens).collect();
+        let policies: Vec<Arc<dyn Policy>> = open.iter().map(|own| own.policy.clone()).collect();
+        let started = Instant::now();
+        let sessions = Session::start_rows(model, &policies, &prompts, &seeds, &room)?;
+        let prefill = started.elapsed().as_secs_f64() / (open.len() * rows.len()) as f64;
+        for (policy_run, session) in open.iter().zip(sessions) {
+            let started = Instant::now();
+            let generated = generate_from(session, &requests, |_| ControlFlow::Continue(()))
+                .with_context(|| policy_run.label.clone())?;
+            let seconds = prefill + started.elapsed().as_secs_f64() / rows.len() as f64;
+            let live = |report: MemoryReport| {
+                (report.in_use + report.metadata + report.policy) / rows.len()
+            };
+            for (&index, output) in rows.iter().zip(generated.outputs) {
+                let asked = &self.asked[index];
+                let key = self.key(policy_run, asked, aware, sample);
+                if file.get(&key).is_some() {
+                    continue;
+                }
+                let text = output.text.unwrap_or_default();
+                let score = asked.score(&text)?;
+                file.add(Answer {
+                    key,
+                    prompt_tokens: asked.tokens(),
+                    output: text,
+                    finish: format!("{:?}", output.finish).to_lowercase(),
+                    tokens: output.tokens.len(),
+                    kept_bytes: live(generated.compressed),
+                    peak_bytes: live(generated.ended).max(live(generated.compressed)),
+                    seconds,
+                    score,
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The sampling of a question's answer. Each question and sample draws its own numbers.
+    fn sampling(&self, index: usize, sample: usize) -> Sampling {
+        let draw = (sample * self.asked.len() + index) as u64;
+        Sampling { seed: self.bench.common.seed.wrapping_add(draw), ..self.options.sampling() }
+    }
+
+    /// What an answer depends on.
+    fn key(&self, policy_run: &PolicyRun, asked: &Asked, aware: bool, sample: usize) -> Key {
+        let model = &self.bench.model;
+        Key {
+            model: model.name().into(),
+            dtype: format!("{:?}", model.llama().dtype()).to_lowercase(),
+            task: asked.task.name.clone(),
+            question: asked.question.id.clone(),
+            subset: asked.question.subset.clone(),
+            prompt: asked.hash.clone(),
+            policy: policy_run.policy.config(),
+            mode: if aware { mode::AWARE } else { mode::AGNOSTIC }.into(),
+            new_tokens: asked.task.max_new_tokens,
+            stop: asked.task.stop.clone(),
+            sampling: self.options.sampling(),
+            seed: self.bench.common.seed,
+            sample,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::{Value, json};
+
+    use crate::record::{Record, mean, metric, mode};
+    use crate::testing::ran;
+
+    /// Questions of needles that the embedded model finds.
+    fn questions(path: &Path) {
+        let filler = "The sea was calm that day, and the old boat lay upon the sand. ";
+        let needles = [("clever fiddle", "21963"), ("green lamp", "70415"), ("old door", "38820")];
+        let line = |(index, (what, number)): (usize, (&str, &str))| {
+            let [before, after] = [3 + index, 9].map(|count| filler.repeat(count));
+            let context =
+                format!("{before}\nThe secret number of the {what} is {number}.\n{after}");
+            let question =
+                format!("\nQuestion: What is the secret number of the {what}?\nAnswer: ");
+            json!({"id": what, "context": context, "question": question, "answers": [number],
+                "grader": "contains", "max_new_tokens": 5})
+        };
+        let lines = needles.into_iter().enumerate().map(line);
+        let text: String = lines.map(|line| line.to_string() + "\n").collect();
+        std::fs::write(path, text).unwrap();
+    }
+
+    fn lines(path: &Path) -> Vec<Value> {
+        let text = std::fs::read_to_string(path).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    #[test]
+    fn answers_are_graded_and_a_stopped_run_goes_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let [task, answers] =
+            ["needles.jsonl", "answers.jsonl"].map(|name| folder.path().join(name));
+        questions(&task);
+        let run = |batch: &str| -> Vec<Record> {
+            let [task, answers] = [&task, &answers].map(|path| path.to_str().unwrap());
+            let line = ["evaluate", "--task", task, "--answers", answers, "--budget", "0.5"];
+            let more = ["--policy", "snapkv,streaming-llm", "--mode", "both", "--batch", batch];
+            ran(&[&line[..], &more].concat()).unwrap().0
+        };
+        let score = |records: &[Record], policy: &str, mode: &str| {
+            let own = records.iter().filter(|r| {
+                let case = r.case.mode.as_deref() == Some(mode);
+                case && r.policy == policy && r.metric == metric::SCORE
+            });
+            let own: Vec<&Record> = own.collect();
+            assert_eq!(own.len(), 3);
+            mean(&own).unwrap()
+        };
+        let records = run("2");
+        for mode in [mode::AWARE, mode::AGNOSTIC] {
+            assert_eq!(score(&records, "full", mode), 1.0);
+            assert!(score(&records, "streaming-llm", mode) < 1.0);
+        }
+        assert_eq!(score(&records, "snapkv", mode::AWARE), 1.0);
+        let first = lines(&answers);
+        assert_eq!(first.len(), 3 * 3 * 2);
+        let bytes = |policy: &str| {
+            let own = first.iter().find(|line| line["policy"]["policy"] == policy);
+            own.unwrap()["kept_bytes"].as_u64().unwrap()
+        };
+        assert!(bytes("snapkv") < bytes("full") * 6 / 10);
+        // A run that was killed in the midst of a line goes on, in other batches, to equal answers.
+        let text = std::fs::read_to_string(&answers).unwrap();
+        std::fs::write(&answers, &text[..text.len() / 2]).unwrap();
+        let values = |records: &[Record]| {
+            let own = records.iter().filter(|r| r.metric == metric::SCORE);
+            own.map(|r| (r.case.clone(), r.policy.clone(), r.value)).collect::<Vec<_>>()
+        };
+        assert_eq!(values(&run("1")), values(&records));
+        let named = |lines: &[Value]| {
+            let mut own: Vec<String> = lines
+                .iter()
+                .map(|line| {
+                    format!(
+                        "{} {} {} {}",
+                        line["question"], line["policy"], line["mode"], line["output"]
+                    )
+                })
+                .collect();
+            own.sort();
+            own
+        };
+        assert_eq!(named(&lines(&answers)), named(&first));
+        // Nothing is left to do.
+        let before = std::fs::read_to_string(&answers).unwrap();
+        run("3");
+        assert_eq!(std::fs::read_to_string(&answers).unwrap(), before);
+    }
+
+    #[test]
+    fn samples_are_drawn_anew_and_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let [task, answers] =
+            ["needles.jsonl", "answers.jsonl"].map(|name| folder.path().join(name));
+        questions(&task);
+        let [task, path] = [&task, &answers].map(|path| path.to_str().unwrap());
+        let line =
+            ["evaluate", "--task", task, "--answers", path, "--policy", "full", "--limit", "1"];
+        let more = ["--samples", "3", "--temperature", "2.5", "--new-tokens", "12"];
+        ran(&[&line[..], &more].concat()).unwrap();
+        let outputs: Vec<Value> =
+            lines(&answers).iter().map(|line| line["output"].clone()).collect();
+        assert_eq!(outputs.len(), 3);
+        assert!(outputs[0] != outputs[1] || outputs[1] != outputs[2], "{outputs:?}");
+    }
+
+    #[test]
+    fn what_cannot_be_asked_says_why() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("broken.jsonl");
+        std::fs::write(&path, "{\"question\": \"a\"}\n").unwrap();
+        let answers = folder.path().join("answers.jsonl");
+        let answers = answers.to_str().unwrap();
+        for (task, part) in [
+            ("ruler/niah_singel_1", "ruler/niah_single_1"),
+            (path.to_str().unwrap(), "answer"),
+            ("nothing.jsonl", "nothing.jsonl"),
+        ] {
+            let line = ["evaluate", "--policy", "full", "--answers", answers, "--task", task];
+            let error = format!("{:#}", ran(&line).unwrap_err());
+            assert!(error.contains(part), "{task}: {error}");
+        }
+    }
+}
