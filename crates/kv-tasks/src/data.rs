@@ -26,6 +26,8 @@ pub(crate) struct Data {
     pub(crate) member: Option<String>,
     /// The key of the rows in a JSON object.
     pub(crate) records: Option<String>,
+    /// A column with a list of objects, each of which is a row with the other columns.
+    pub(crate) each: Option<String>,
     /// A file of the user's, instead of all that.
     #[serde(skip)]
     pub(crate) path: Option<PathBuf>,

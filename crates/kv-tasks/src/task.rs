@@ -42,7 +42,7 @@ pub struct Task {
 #[derive(Clone, Debug)]
 enum Source {
     Rows(Box<RowTask>),
-    Ruler { ruler: Ruler, data: Option<Data> },
+    Ruler { ruler: Ruler, data: Option<Box<Data>> },
 }
 
 /// A task as its TOML has it.
@@ -165,7 +165,7 @@ impl Task {
         match &self.source {
             Source::Rows(rows) => rows.questions(&self.name, options, tokens),
             Source::Ruler { ruler, data } => {
-                let (data, new) = (data.as_ref(), self.max_new_tokens);
+                let (data, new) = (data.as_deref(), self.max_new_tokens);
                 ruler.questions(&self.name, data, new, options, tokens)
             }
         }
@@ -246,7 +246,7 @@ impl TaskFile {
         if let Some((key, expected, actual)) = ruler.fault() {
             return Err(self.invalid(key, expected, &actual));
         }
-        Ok(Source::Ruler { ruler: ruler.clone(), data: self.data.clone() })
+        Ok(Source::Ruler { ruler: ruler.clone(), data: self.data.clone().map(Box::new) })
     }
 }
 

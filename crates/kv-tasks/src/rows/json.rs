@@ -124,7 +124,7 @@ fn transposed(path: Arc<Path>, columns: Map<String, Value>) -> Result<Rows, Task
     listed(path, rows.into_iter().map(Value::Object).collect())
 }
 
-fn kind(value: &Value) -> String {
+pub(super) fn kind(value: &Value) -> String {
     match value {
         Value::Null => "null".into(),
         Value::Bool(_) => "a boolean".into(),
