@@ -6,7 +6,7 @@ use kv_graders::{Cut, Grader};
 use serde::Deserialize;
 
 use crate::choices::Choices;
-use crate::data::Data;
+use crate::data::{Data, is_hub_id, is_pattern};
 use crate::few_shot::FewShot;
 use crate::row_task::{Answers, RowTask, Templates, Uniform};
 use crate::rows::{Row, RowFile};
@@ -178,6 +178,17 @@ impl TryFrom<TaskFile> for Task {
     fn try_from(file: TaskFile) -> Result<Self, TaskError> {
         if file.max_new_tokens == 0 {
             return Err(file.invalid("max_new_tokens", "at least 1", "0"));
+        }
+        let few_shot = file.few_shot.iter().map(|few_shot| &few_shot.data);
+        for data in file.data.iter().chain(few_shot) {
+            if let Some(name) = data.repository.iter().find(|name| !is_hub_id(name)) {
+                return Err(file.invalid("data.repository", "organisation/name", name));
+            }
+            let patterns = data.files.iter().chain(&data.local);
+            if let Some(pattern) = patterns.into_iter().find(|name| !is_pattern(name)) {
+                let expected = "a relative path with or without `*`";
+                return Err(file.invalid("data.files or data.local", expected, pattern));
+            }
         }
         let source = match &file.ruler {
             Some(ruler) => file.generated(ruler)?,

@@ -136,6 +136,26 @@ fn faulty_tasks_are_refused() {
     assert!(matches!(&error, TaskError::Template { part: "answer.references", .. }), "{error}");
     let error = Task::from_toml(&TASK.replace("['x.jsonl']", "[]")).expect_err("files");
     assert!(matches!(&error, TaskError::Invalid { .. }), "{error}");
+    let error = Task::from_toml(&TASK.replace("x.jsonl", "***")).expect_err("a pattern");
+    says(&error, &["data.files", "***"]);
+    let repository = TASK.replace("[data]", "[data]\nrepository = '../x'");
+    says(&Task::from_toml(&repository).expect_err("a path"), &["organisation/name", "../x"]);
+    let ruler = TASK.replace("[data]", "[ruler]\nkind = 'frequent-words'\nalpha = 2.0\n[data]");
+    says(&Task::from_toml(&ruler).expect_err("two sources"), &["template", "ruler"]);
+    let (head, _) = TASK.split_once("[data]").expect("a head");
+    let ruler = |rest: &str| Task::from_toml(&format!("{head}[ruler]\n{rest}"));
+    assert!(ruler("kind = 'frequent-words'\nalpha = 2.0").is_ok());
+    for (rest, part) in [
+        ("kind = 'frequent-words'\nalpha = 1.0", "alpha"),
+        ("kind = 'frequent-words'\nalpha = nan", "alpha"),
+        ("kind = 'frequent-words'\nalpha = 2.0\nbeta = 1", "beta"),
+        ("kind = 'rare-words'", "rare-words"),
+        ("kind = 'variables'\nchains = 0\nhops = 4", "chains"),
+        ("kind = 'common-words'\ncommon = 10\ncommon_repeats = 3\nother_repeats = 3", "10 words"),
+        ("kind = 'documents'\ndataset = 'squad'", "data"),
+    ] {
+        says(&ruler(rest).expect_err(rest), &[part]);
+    }
 }
 
 #[test]
