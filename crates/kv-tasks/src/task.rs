@@ -96,9 +96,9 @@ impl Task {
     /// A task whose questions are the rows of a JSONL, JSON, Parquet or CSV file.
     ///
     /// Each row has `question` and `answers` (or, in all rows, `answer`): a text, a number or a
-    /// list of these. It may have `context`, `answer_prefix`, `id`, `subset`, `classes` and `wrong`. Columns that are
-    /// the same in all rows set the task: `grader` (`f1` by default), `cut` and `max_new_tokens`
-    /// (128 by default).
+    /// list of these. It may have `context`, `answer_prefix`, `id`, `subset`, `classes` and
+    /// `wrong`. Columns that are the same in all rows, or only in the first, set the task: `grader`
+    /// (`f1` by default), `cut` and `max_new_tokens` (128 by default).
     ///
     /// # Errors
     /// [`TaskError`] if the file cannot be read, is malformed, or its first row lacks a column or

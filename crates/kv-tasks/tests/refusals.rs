@@ -104,6 +104,35 @@ fn faulty_parquet_files_are_refused() {
 }
 
 #[test]
+fn faulty_archives_are_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let toml = TASK.replace("x.jsonl", "x.zip").replace("[data]", "[data]\nmember = 'x.jsonl'");
+    let task = Task::from_toml(&toml).expect("a task");
+    let here = QuestionOptions { folder: Some(folder.path().into()), ..Default::default() };
+    let ask = |bytes: &[u8]| {
+        fs::write(folder.path().join("x.zip"), bytes).expect("a file");
+        task.questions(&here, &Words::default())
+    };
+    let mut good = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
+    good.start_file("x.jsonl", zip::write::SimpleFileOptions::default()).expect("a member");
+    std::io::Write::write_all(&mut good, br#"{"q":"a","a":"b"}"#).expect("written");
+    let good = good.finish().expect("finished").into_inner();
+    assert_eq!(ask(&good).expect("questions").len(), 1);
+    // The central directory's claim of the length is 24 bytes behind its signature.
+    let directory = good.windows(4).rposition(|bytes| bytes == b"PK\x01\x02").expect("a directory");
+    let mut claims = good.clone();
+    claims[directory + 24..directory + 28].copy_from_slice(&[0xff, 0xff, 0xff, 0x7f]);
+    for bytes in [&b""[..], &good[..good.len() / 2], &claims] {
+        let error = ask(bytes).expect_err("a bad archive");
+        assert!(matches!(error, TaskError::Malformed { format: "ZIP", .. }), "{error}");
+    }
+    let other = Task::from_toml(&toml.replace("'x.jsonl'", "'y.jsonl'")).expect("a task");
+    fs::write(folder.path().join("x.zip"), &good).expect("a file");
+    let error = other.questions(&here, &Words::default()).expect_err("no member");
+    says(&error, &["x.zip", "y.jsonl"]);
+}
+
+#[test]
 fn users_files_are_uniform() {
     let first = r#"{"question":"q","answers":"a","grader":"exact"}"#;
     let error =

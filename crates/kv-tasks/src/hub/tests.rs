@@ -66,10 +66,11 @@ fn answer(mut stream: TcpStream, files: &BTreeMap<String, String>) {
         let (from, to) = from.unwrap().split_once('-').unwrap();
         let from: usize = from.parse().unwrap();
         let to = to.parse().map_or(text.len(), |to: usize| text.len().min(to + 1));
+        let whole = text.len();
         let range = format!(
-            "ETag: \"etag-{}\"\r\nx-repo-commit: {COMMIT}\r\nContent-Range: bytes {from}-{to}/{}\r\n",
-            text.len(),
-            text.len()
+            "ETag: \"etag-{whole}\"\r\nX-Repo-Commit: {COMMIT}\r\n\
+             Content-Range: bytes {from}-{}/{whole}\r\n",
+            to - 1
         );
         ("206 Partial Content", range, text[from..to].to_string())
     } else {

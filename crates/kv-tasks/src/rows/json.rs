@@ -12,7 +12,8 @@ use crate::{Place, TaskError};
 /// One object a line. Empty lines are skipped.
 pub(super) fn lines(path: Arc<Path>, reader: impl Read + 'static) -> Rows {
     let lines = BufReader::new(reader).lines().enumerate();
-    let filled = |line: &(usize, io::Result<String>)| !matches!(&line.1, Ok(line) if line.trim_matches(['\u{feff}', ' ', '\t', '\r']).is_empty());
+    let blank = |line: &str| line.trim_matches(['\u{feff}', ' ', '\t', '\r']).is_empty();
+    let filled = move |(_, line): &(usize, io::Result<String>)| !line.as_deref().is_ok_and(blank);
     Box::new(lines.filter(filled).map(move |(index, line)| {
         let place = Place { path: path.clone(), row: Some(("line", index + 1)) };
         let line = line.map_err(|error| match error.kind() {
