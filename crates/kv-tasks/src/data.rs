@@ -26,6 +26,8 @@ pub(crate) struct Data {
     pub(crate) member: Option<String>,
     /// The key of the rows in a JSON object.
     pub(crate) records: Option<String>,
+    /// A column with a list of objects, each of which is a row with the other columns.
+    pub(crate) each: Option<String>,
     /// A file of the user's, instead of all that.
     #[serde(skip)]
     pub(crate) path: Option<PathBuf>,
@@ -78,10 +80,24 @@ impl Data {
     }
 }
 
+/// Whether a name is `organisation/name` in the hub's alphabet, which rules out paths.
+pub(crate) fn is_hub_id(name: &str) -> bool {
+    let part = |part: &str| {
+        part.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
+            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    };
+    name.split_once('/').is_some_and(|(organisation, name)| part(organisation) && part(name))
+}
+
 /// Whether the pattern matches the path of a file in its folder. `*` matches no `/`.
 pub(crate) fn matches(pattern: &str, file: &str) -> bool {
     let options = MatchOptions { require_literal_separator: true, ..MatchOptions::default() };
     Pattern::new(pattern).is_ok_and(|pattern| pattern.matches_with(file, options))
+}
+
+/// Whether a name of files parses as a pattern.
+pub(crate) fn is_pattern(name: &str) -> bool {
+    !name.starts_with('/') && Pattern::new(name).is_ok()
 }
 
 /// The paths of all files in a folder, relative to it, in order.

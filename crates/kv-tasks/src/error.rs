@@ -106,8 +106,8 @@ pub enum TaskError {
     },
     /// The columns of a table differ in length.
     #[error(
-        "the column {column:?} of {} has {actual} rows, expected {expected} as the column {first:?} \
-         has", path.display()
+        "the column {column:?} of {} has {actual} rows, expected {expected} as in the column \
+         {first:?}", path.display()
     )]
     Uneven {
         /// The file.

@@ -139,3 +139,6 @@ fn status(error: ApiError) -> Option<u16> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use minijinja::{Environment, ErrorKind, UndefinedBehavior, Value};
 
 use crate::rows::Row;
-use crate::{Place, TaskError};
+use crate::{Place, TaskError, filters};
 
 /// The variables of a row: its columns, `row` with all of them (for names with spaces), and what
 /// the task adds.
@@ -37,15 +37,18 @@ pub(crate) struct Renderer<'t> {
 }
 
 impl<'t> Renderer<'t> {
-    /// An engine with the methods of Python's strings, lists and dictionaries, and with the filters
-    /// `boxed`, the contents of the last `\boxed{}`, and `full_stops`, texts with a full stop each.
+    /// An engine with the methods of Python's strings, lists and dictionaries, and with filters of
+    /// its own.
     pub(crate) fn new(task: &'t str) -> Self {
         let mut engine = Environment::new();
         engine.set_undefined_behavior(UndefinedBehavior::Strict);
         engine.set_keep_trailing_newline(true);
         engine.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        engine.add_filter("boxed", boxed);
-        engine.add_filter("full_stops", full_stops);
+        engine.add_filter("boxed", filters::boxed);
+        engine.add_filter("column", filters::column);
+        engine.add_filter("full_stops", filters::full_stops);
+        engine.add_filter("letter_of", filters::letter_of);
+        engine.add_filter("literal", filters::literal);
         Self { task, engine }
     }
 
@@ -166,16 +169,4 @@ impl Expression<'_, '_> {
         let items = value.try_iter().map_err(|_| not_text(&value))?;
         items.map(|item| text(&item)).collect()
     }
-}
-
-/// The contents of the last `\boxed{}`, or the text itself if it has none.
-fn boxed(text: &str) -> String {
-    kv_graders::last_boxed(text).map_or_else(|| text.to_owned(), |contents| contents.to_string())
-}
-
-/// Trimmed texts with a full stop at the end of each, as lm-evaluation-harness has the answers of
-/// TruthfulQA. Empty ones are dropped.
-fn full_stops(texts: Vec<String>) -> Vec<String> {
-    let trimmed = texts.iter().map(|text| text.trim()).filter(|text| !text.is_empty());
-    trimmed.map(|text| format!("{}.", text.strip_suffix('.').unwrap_or(text))).collect()
 }

@@ -8,7 +8,7 @@ use crate::choices::Choices;
 use crate::data::Data;
 use crate::few_shot::FewShot;
 use crate::render::{Expression, Renderer, Variables};
-use crate::rows::Row;
+use crate::rows::{self, Row};
 use crate::{Question, QuestionOptions, TaskError, Tokens, truncate};
 
 /// How rows become questions.
@@ -71,10 +71,18 @@ impl RowTask {
 
         let limit = options.limit.unwrap_or(usize::MAX);
         let (mut questions, mut number) = (Vec::new(), 0);
-        for row in files.iter().flat_map(|file| match file.rows() {
+        let rows = files.iter().flat_map(|file| match file.rows() {
             Ok(rows) => rows,
             Err(error) => Box::new(std::iter::once(Err(error))),
-        }) {
+        });
+        let rows = rows.flat_map(|row| match (row, &self.data.each) {
+            (Ok(row), Some(column)) => match rows::each(row, column) {
+                Ok(rows) => rows.into_iter().map(Ok).collect(),
+                Err(error) => vec![Err(error)],
+            },
+            (row, _) => vec![row],
+        });
+        for row in rows {
             if questions.len() >= limit {
                 break;
             }

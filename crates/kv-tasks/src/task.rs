@@ -6,7 +6,7 @@ use kv_graders::{Cut, Grader};
 use serde::Deserialize;
 
 use crate::choices::Choices;
-use crate::data::Data;
+use crate::data::{Data, is_hub_id, is_pattern};
 use crate::few_shot::FewShot;
 use crate::row_task::{Answers, RowTask, Templates, Uniform};
 use crate::rows::{Row, RowFile};
@@ -42,7 +42,7 @@ pub struct Task {
 #[derive(Clone, Debug)]
 enum Source {
     Rows(Box<RowTask>),
-    Ruler { ruler: Ruler, data: Option<Data> },
+    Ruler { ruler: Ruler, data: Option<Box<Data>> },
 }
 
 /// A task as its TOML has it.
@@ -96,9 +96,9 @@ impl Task {
     /// A task whose questions are the rows of a JSONL, JSON, Parquet or CSV file.
     ///
     /// Each row has `question` and `answers` (or, in all rows, `answer`): a text, a number or a
-    /// list of these. It may have `context`, `answer_prefix`, `id`, `subset`, `classes` and `wrong`. Columns that are
-    /// the same in all rows set the task: `grader` (`f1` by default), `cut` and `max_new_tokens`
-    /// (128 by default).
+    /// list of these. It may have `context`, `answer_prefix`, `id`, `subset`, `classes` and
+    /// `wrong`. Columns that are the same in all rows, or only in the first, set the task: `grader`
+    /// (`f1` by default), `cut` and `max_new_tokens` (128 by default).
     ///
     /// # Errors
     /// [`TaskError`] if the file cannot be read, is malformed, or its first row lacks a column or
@@ -165,7 +165,7 @@ impl Task {
         match &self.source {
             Source::Rows(rows) => rows.questions(&self.name, options, tokens),
             Source::Ruler { ruler, data } => {
-                let (data, new) = (data.as_ref(), self.max_new_tokens);
+                let (data, new) = (data.as_deref(), self.max_new_tokens);
                 ruler.questions(&self.name, data, new, options, tokens)
             }
         }
@@ -178,6 +178,17 @@ impl TryFrom<TaskFile> for Task {
     fn try_from(file: TaskFile) -> Result<Self, TaskError> {
         if file.max_new_tokens == 0 {
             return Err(file.invalid("max_new_tokens", "at least 1", "0"));
+        }
+        let few_shot = file.few_shot.iter().map(|few_shot| &few_shot.data);
+        for data in file.data.iter().chain(few_shot) {
+            if let Some(name) = data.repository.iter().find(|name| !is_hub_id(name)) {
+                return Err(file.invalid("data.repository", "organisation/name", name));
+            }
+            let patterns = data.files.iter().chain(&data.local);
+            if let Some(pattern) = patterns.into_iter().find(|name| !is_pattern(name)) {
+                let expected = "a relative path with or without `*`";
+                return Err(file.invalid("data.files or data.local", expected, pattern));
+            }
         }
         let source = match &file.ruler {
             Some(ruler) => file.generated(ruler)?,
@@ -246,7 +257,7 @@ impl TaskFile {
         if let Some((key, expected, actual)) = ruler.fault() {
             return Err(self.invalid(key, expected, &actual));
         }
-        Ok(Source::Ruler { ruler: ruler.clone(), data: self.data.clone() })
+        Ok(Source::Ruler { ruler: ruler.clone(), data: self.data.clone().map(Box::new) })
     }
 }
 

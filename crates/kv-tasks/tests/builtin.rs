@@ -29,5 +29,10 @@ fn every_file_is_a_task_of_its_name() {
         let task = Task::named(&name).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(task.name, name);
         assert!(!task.about.is_empty() && !task.family.is_empty());
+        let readme = include_str!("../README.md");
+        let row = format!("| `{}` | {} |", task.grader, task.max_new_tokens);
+        let listed =
+            |line: &str| line.starts_with(&format!("| `{name}` |")) && line.ends_with(&row);
+        assert!(readme.lines().any(listed), "the README has no right row of {name}");
     }
 }

@@ -104,6 +104,35 @@ fn faulty_parquet_files_are_refused() {
 }
 
 #[test]
+fn faulty_archives_are_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let toml = TASK.replace("x.jsonl", "x.zip").replace("[data]", "[data]\nmember = 'x.jsonl'");
+    let task = Task::from_toml(&toml).expect("a task");
+    let here = QuestionOptions { folder: Some(folder.path().into()), ..Default::default() };
+    let ask = |bytes: &[u8]| {
+        fs::write(folder.path().join("x.zip"), bytes).expect("a file");
+        task.questions(&here, &Words::default())
+    };
+    let mut good = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
+    good.start_file("x.jsonl", zip::write::SimpleFileOptions::default()).expect("a member");
+    std::io::Write::write_all(&mut good, br#"{"q":"a","a":"b"}"#).expect("written");
+    let good = good.finish().expect("finished").into_inner();
+    assert_eq!(ask(&good).expect("questions").len(), 1);
+    // The central directory's claim of the length is 24 bytes behind its signature.
+    let directory = good.windows(4).rposition(|bytes| bytes == b"PK\x01\x02").expect("a directory");
+    let mut claims = good.clone();
+    claims[directory + 24..directory + 28].copy_from_slice(&[0xff, 0xff, 0xff, 0x7f]);
+    for bytes in [&b""[..], &good[..good.len() / 2], &claims] {
+        let error = ask(bytes).expect_err("a bad archive");
+        assert!(matches!(error, TaskError::Malformed { format: "ZIP", .. }), "{error}");
+    }
+    let other = Task::from_toml(&toml.replace("'x.jsonl'", "'y.jsonl'")).expect("a task");
+    fs::write(folder.path().join("x.zip"), &good).expect("a file");
+    let error = other.questions(&here, &Words::default()).expect_err("no member");
+    says(&error, &["x.zip", "y.jsonl"]);
+}
+
+#[test]
 fn users_files_are_uniform() {
     let first = r#"{"question":"q","answers":"a","grader":"exact"}"#;
     let error =
@@ -136,6 +165,26 @@ fn faulty_tasks_are_refused() {
     assert!(matches!(&error, TaskError::Template { part: "answer.references", .. }), "{error}");
     let error = Task::from_toml(&TASK.replace("['x.jsonl']", "[]")).expect_err("files");
     assert!(matches!(&error, TaskError::Invalid { .. }), "{error}");
+    let error = Task::from_toml(&TASK.replace("x.jsonl", "***")).expect_err("a pattern");
+    says(&error, &["data.files", "***"]);
+    let repository = TASK.replace("[data]", "[data]\nrepository = '../x'");
+    says(&Task::from_toml(&repository).expect_err("a path"), &["organisation/name", "../x"]);
+    let ruler = TASK.replace("[data]", "[ruler]\nkind = 'frequent-words'\nalpha = 2.0\n[data]");
+    says(&Task::from_toml(&ruler).expect_err("two sources"), &["template", "ruler"]);
+    let (head, _) = TASK.split_once("[data]").expect("a head");
+    let ruler = |rest: &str| Task::from_toml(&format!("{head}[ruler]\n{rest}"));
+    assert!(ruler("kind = 'frequent-words'\nalpha = 2.0").is_ok());
+    for (rest, part) in [
+        ("kind = 'frequent-words'\nalpha = 1.0", "alpha"),
+        ("kind = 'frequent-words'\nalpha = nan", "alpha"),
+        ("kind = 'frequent-words'\nalpha = 2.0\nbeta = 1", "beta"),
+        ("kind = 'rare-words'", "rare-words"),
+        ("kind = 'variables'\nchains = 0\nhops = 4", "chains"),
+        ("kind = 'common-words'\ncommon = 10\ncommon_repeats = 3\nother_repeats = 3", "10 words"),
+        ("kind = 'documents'\ndataset = 'squad'", "data"),
+    ] {
+        says(&ruler(rest).expect_err(rest), &[part]);
+    }
 }
 
 #[test]

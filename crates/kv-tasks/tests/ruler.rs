@@ -296,6 +296,9 @@ fn json_and_plain_texts_are_the_same_haystack() {
     let words = Words::default();
     let ask = |options: &QuestionOptions| task.questions(options, &words).expect("questions");
     assert_eq!(ask(&plain), ask(&json));
+    // The first questions are the same however many there are.
+    let one = ask(&QuestionOptions { limit: Some(1), ..plain.clone() });
+    assert_eq!(one, ask(&plain)[..1]);
     // A text that is too short comes again.
     let short = folder.path().join("short.txt");
     fs::write(&short, "One two. Three four").expect("a file");

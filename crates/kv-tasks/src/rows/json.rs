@@ -12,7 +12,8 @@ use crate::{Place, TaskError};
 /// One object a line. Empty lines are skipped.
 pub(super) fn lines(path: Arc<Path>, reader: impl Read + 'static) -> Rows {
     let lines = BufReader::new(reader).lines().enumerate();
-    let filled = |line: &(usize, io::Result<String>)| !matches!(&line.1, Ok(line) if line.trim_matches(['\u{feff}', ' ', '\t', '\r']).is_empty());
+    let blank = |line: &str| line.trim_matches(['\u{feff}', ' ', '\t', '\r']).is_empty();
+    let filled = move |(_, line): &(usize, io::Result<String>)| !line.as_deref().is_ok_and(blank);
     Box::new(lines.filter(filled).map(move |(index, line)| {
         let place = Place { path: path.clone(), row: Some(("line", index + 1)) };
         let line = line.map_err(|error| match error.kind() {
@@ -124,7 +125,7 @@ fn transposed(path: Arc<Path>, columns: Map<String, Value>) -> Result<Rows, Task
     listed(path, rows.into_iter().map(Value::Object).collect())
 }
 
-fn kind(value: &Value) -> String {
+pub(super) fn kind(value: &Value) -> String {
     match value {
         Value::Null => "null".into(),
         Value::Bool(_) => "a boolean".into(),

@@ -1,6 +1,7 @@
 //! Rows of files: JSON, JSON lines, Parquet and CSV, alone or in a ZIP archive.
 
 mod csv;
+mod each;
 mod json;
 mod parquet;
 mod zip;
@@ -13,6 +14,8 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use crate::{Place, TaskError};
+
+pub(crate) use each::each;
 
 /// One row, and where it is.
 pub(crate) struct Row {
