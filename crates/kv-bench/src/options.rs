@@ -50,7 +50,7 @@ pub(crate) struct Common {
     /// Fewer cases, smaller sizes.
     #[arg(long, global = true)]
     pub(crate) quick: bool,
-    /// Seed of policies that draw.
+    /// Seed of everything that is drawn: by policies, and by `evaluate` for questions and tokens.
     #[arg(long, global = true, default_value_t = 0, allow_negative_numbers = true)]
     pub(crate) seed: u64,
 }

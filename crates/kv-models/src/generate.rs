@@ -34,6 +34,11 @@ impl Request {
         let (question, stop) = (Vec::new(), Vec::new());
         Self { tokens, question, new_tokens, sampling, stop, stop_at_end: true }
     }
+
+    /// Tokens that follow the prompt: the question, and the new tokens.
+    pub fn room(&self) -> usize {
+        self.question.len().saturating_add(self.new_tokens)
+    }
 }
 
 /// Why a sequence ended.
@@ -80,8 +85,13 @@ pub struct GeneratedBatch {
     pub outputs: Vec<Generated>,
     /// The memory of the caches once the prompts are compressed.
     pub compressed: MemoryReport,
+    /// Each sequence's part of it: bytes of its live keys and values, and an equal share of
+    /// metadata and of states of policies.
+    pub kept_bytes: Vec<usize>,
     /// The memory of the caches in the end.
     pub ended: MemoryReport,
+    /// Each sequence's part of it.
+    pub ended_bytes: Vec<usize>,
 }
 
 /// A request whose tokens are being generated.
@@ -128,9 +138,9 @@ pub fn generate(
 ) -> Result<Vec<Generated>> {
     let prompts: Vec<Vec<u32>> = requests.iter().map(|request| request.tokens.clone()).collect();
     let seeds: Vec<u64> = requests.iter().map(|request| request.sampling.seed).collect();
-    let new_tokens: Vec<usize> =
-        requests.iter().map(|request| request.question.len() + request.new_tokens).collect();
+    let new_tokens: Vec<usize> = requests.iter().map(Request::room).collect();
     requests.iter().try_for_each(|request| request.sampling.validate())?;
+    check_questions(requests)?;
     let started = Session::start_rows(model, &[policy], &prompts, &seeds, &new_tokens)?.pop();
     Ok(generate_from(started.ok_or(ModelError::EmptyPrompt)?, requests, on_event)?.outputs)
 }
@@ -149,13 +159,11 @@ pub fn generate_from(
     let model = session.model();
     let samplings: Vec<Sampling> = requests.iter().map(|request| request.sampling).collect();
     let mut running: Vec<Running<'_>> = requests.iter().map(|r| Running::new(model, r)).collect();
+    check_questions(requests)?;
     let questions: Vec<&[u32]> = requests.iter().map(|request| &request.question[..]).collect();
-    let expected = questions.first().map_or(0, |question| question.len());
-    if let Some(question) = questions.iter().find(|question| question.len() != expected) {
-        return Err(ModelError::UnequalPrompts { expected, actual: question.len() });
-    }
     let compressed = session.memory();
-    if expected > 0 {
+    let kept_bytes = session.live_bytes();
+    if questions.iter().any(|question| !question.is_empty()) {
         session.append(&questions)?;
     }
     let mut decoder = session.decoder(&samplings)?.overlapped();
@@ -181,21 +189,32 @@ pub fn generate_from(
                 events.extend(sequence.rest(row)?);
             }
             if events.iter().any(|event| on_event(event).is_break()) {
-                return batch(running, compressed, &decoder);
+                return batch(running, (compressed, kept_bytes), &decoder);
             }
         }
     }
-    batch(running, compressed, &decoder)
+    batch(running, (compressed, kept_bytes), &decoder)
+}
+
+/// Refuses questions of different lengths.
+fn check_questions(requests: &[Request]) -> Result<()> {
+    let expected = requests.first().map_or(0, |request| request.question.len());
+    match requests.iter().map(|request| request.question.len()).find(|own| *own != expected) {
+        Some(actual) => Err(ModelError::UnequalPrompts { expected, actual }),
+        None => Ok(()),
+    }
 }
 
 /// The results as they stand.
 fn batch(
     running: Vec<Running<'_>>,
-    compressed: MemoryReport,
+    (compressed, kept_bytes): (MemoryReport, Vec<usize>),
     decoder: &Decoder<'_>,
 ) -> Result<GeneratedBatch> {
     let outputs = running.into_iter().map(Running::result).collect::<Result<_>>()?;
-    Ok(GeneratedBatch { outputs, compressed, ended: decoder.session().memory() })
+    let session = decoder.session();
+    let (ended, ended_bytes) = (session.memory(), session.live_bytes());
+    Ok(GeneratedBatch { outputs, compressed, kept_bytes, ended, ended_bytes })
 }
 
 impl<'a> Running<'a> {

@@ -123,7 +123,10 @@ impl Model {
 
     /// The fingerprint that tells this model from others of its name in saved caches: its shape and
     /// a checksum of its last norm's weights.
-    pub(crate) fn fingerprint(&self) -> Result<String> {
+    ///
+    /// # Errors
+    /// [`ModelError`] where the weights cannot be read.
+    pub fn fingerprint(&self) -> Result<String> {
         let config = self.config();
         let (layers, heads, dim) = (config.num_layers, config.num_kv_heads, config.head_dim);
         // FNV-1a.

@@ -150,6 +150,23 @@ impl<'a> Session<'a> {
         MemoryReport { scratch: self.scratch.max(memory.scratch), ..memory }
     }
 
+    /// Each sequence's part of [`Self::memory`] in bytes: its live keys and values, and an equal
+    /// share of metadata and of states of policies.
+    pub fn live_bytes(&self) -> Vec<usize> {
+        let (memory, batch) = (self.cache.memory(), self.cache.batch());
+        let shared = (memory.metadata + memory.policy) / batch.max(1);
+        let mut bytes = vec![shared; batch];
+        for layer in &self.cache.layers {
+            let lengths = layer.layout().lengths();
+            let slot = 2 * layer.head_dim() * layer.options().dtype.size();
+            let rows = lengths.chunks(lengths.len().checked_div(batch).unwrap_or(1).max(1));
+            for (bytes, lengths) in bytes.iter_mut().zip(rows) {
+                *bytes += slot * lengths.iter().sum::<usize>();
+            }
+        }
+        bytes
+    }
+
     /// The next tokens' logits, read to the host, `B` rows.
     ///
     /// # Errors
@@ -216,6 +233,7 @@ impl<'a> Session<'a> {
                 before.push(self.logits.clone());
             }
         } else if count > 0 {
+            let seen = self.cache.seen.clone();
             let logits = self.model.llama().extend(tokens, &mut self.cache)?;
             (0..count).for_each(|index| {
                 self.remember(&tokens.iter().map(|tokens| tokens[index]).collect::<Vec<_>>());
@@ -226,6 +244,7 @@ impl<'a> Session<'a> {
                     .map(|index| logits.clone().narrow(1, index, 1).reshape([batch, vocabulary])),
             );
             self.steps += added;
+            self.ended.iter().for_each(|&row| self.cache.seen[row] = seen[row]);
         }
         if let Some(last) = before.pop() {
             self.logits = last;

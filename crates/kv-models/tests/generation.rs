@@ -1,7 +1,7 @@
 use std::ops::ControlFlow;
 
 use kv_core::MemoryReport;
-use kv_models::{Finish, Model, ModelError, Request, Sampling, Session, generate};
+use kv_models::{Finish, Model, ModelError, Request, Sampling, Session, generate, generate_from};
 use kv_policies::build;
 use kv_testing::{devices, exact_devices, skip};
 use serde_json::json;
@@ -487,5 +487,63 @@ fn appending_is_the_same_at_once_and_step_by_step() {
         let (a, b) = (at_once.read_logits().unwrap(), stepwise.read_logits().unwrap());
         let worst = a[0].iter().zip(&b[0]).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(worst < 1e-3, "{}: {worst}", tested.name);
+    }
+}
+
+/// A question is appended once the prompt is compressed, and tokens follow it.
+#[test]
+fn questions_follow_compressed_prompts() {
+    for tested in devices() {
+        let model = embedded(&tested);
+        let whole = prompts(&model);
+        for config in
+            [json!({"policy": "snapkv", "budget": 0.4}), json!({"policy": "h2o", "budget": 64})]
+        {
+            let policy = build(&config).unwrap();
+            let requests: Vec<Request> = whole
+                .iter()
+                .map(|tokens| {
+                    let (context, question) = tokens.split_at(tokens.len() - 20);
+                    let question = question.to_vec();
+                    Request { question, stop_at_end: false, ..Request::greedy(context.to_vec(), 6) }
+                })
+                .collect();
+            let contexts: Vec<Vec<u32>> = requests.iter().map(|own| own.tokens.clone()).collect();
+            let rooms = vec![26; contexts.len()];
+            let seeds = vec![0; contexts.len()];
+            let start = || {
+                let started =
+                    Session::start_rows(&model, &[policy.clone()], &contexts, &seeds, &rooms);
+                started.unwrap().remove(0)
+            };
+            let go_on = |_: &_| ControlFlow::Continue(());
+            let batch = generate_from(start(), &requests, go_on).unwrap();
+            assert_eq!(
+                batch.outputs,
+                generate(&model, policy.clone(), &requests, go_on).unwrap(),
+                "{config} on {}",
+                tested.name
+            );
+            let mut session = start();
+            assert_eq!(batch.compressed, session.memory());
+            assert!(batch.ended.in_use >= batch.compressed.in_use);
+            let questions: Vec<&[u32]> =
+                requests.iter().map(|request| &request.question[..]).collect();
+            session.append(&questions).unwrap();
+            let mut decoder = session.decoder(&vec![Sampling::greedy(); contexts.len()]).unwrap();
+            for step in 0..6 {
+                let drawn = decoder.next_tokens().unwrap();
+                let own: Vec<u32> =
+                    batch.outputs.iter().map(|output| output.tokens[step]).collect();
+                assert_eq!(own, drawn, "{config} on {} step {step}", tested.name);
+            }
+            let mut unequal = requests.clone();
+            unequal[1].question.pop();
+            let error = generate(&model, policy.clone(), &unequal, go_on).unwrap_err();
+            assert!(
+                matches!(error, ModelError::UnequalPrompts { expected: 20, actual: 19 }),
+                "{error}"
+            );
+        }
     }
 }

@@ -10,7 +10,7 @@ pub(crate) fn samples(records: &[&Record]) -> String {
     let of = |metric: &str| -> Vec<&Record> {
         records.iter().copied().filter(|r| r.metric == metric).collect()
     };
-    let prompts = [metric::EXACT_MATCH, metric::RELATIVE_ERROR].map(of).concat();
+    let prompts = [metric::EXACT_MATCH, metric::SCORE, metric::RELATIVE_ERROR].map(of).concat();
     let mut text = of(metric::PERPLEXITY);
     text.retain(|r| r.case.position.is_none());
     let prompts = count(&prompts).map(|count| {

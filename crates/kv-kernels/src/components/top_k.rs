@@ -292,8 +292,8 @@ fn weigh_values<N: Size>(
             let number = vector.extract(lane);
             let index = at * N::value() + lane;
             let value = digit.value(number, index, row);
-            let counts = not_below(sort_key(number), index_key(index), floor.high, floor.low);
-            if value < VALUES as u32 && counts {
+            let above = not_below(sort_key(number), index_key(index), floor.high, floor.low);
+            if value < VALUES as u32 && above {
                 let amount = weight(number, row.max, row.temperature);
                 #[unroll]
                 for other in 0..VALUES {

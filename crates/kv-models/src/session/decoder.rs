@@ -225,8 +225,8 @@ impl<'a> Decoder<'a> {
     ///
     /// # Errors
     /// [`ModelError::UnequalPrompts`] for rows of different lengths,
-    /// [`ModelError::TokenOutOfRange`], [`ModelError::StepInFlight`] where a step has begun ahead
-    /// of the host, and the errors of [`Self::next_tokens`].
+    /// [`ModelError::TokenOutOfRange`], [`ModelError::PromptTooLong`], [`ModelError::StepInFlight`]
+    /// where a step has begun ahead of the host, and the errors of the policy. Logits may be NaN.
     pub fn append(&mut self, tokens: &[&[u32]]) -> Result<Vec<Tensor<2>>> {
         if self.failed {
             return Err(ModelError::DecoderFailed);
@@ -248,10 +248,16 @@ impl<'a> Decoder<'a> {
         if count == 0 {
             return Ok(Vec::new());
         }
-        if self.drawn == 0 && self.unread.is_none() {
-            // The first draw moves positions to the first token's.
-            let _work = device_work();
-            self.unread = Some(self.draw()?);
+        self.session.model.llama().check_positions(&self.session.cache, count)?;
+        if self.unread.is_none() {
+            if self.drawn == 0 {
+                // The first draw moves positions to the first token's.
+                let _work = device_work();
+                self.unread = Some(self.draw()?);
+            } else {
+                // The last token drawn is in no cache, and is replaced.
+                self.session.history.iter_mut().flatten().for_each(|history| drop(history.pop()));
+            }
         }
         if !self.session.policy.capabilities().changes_decode {
             return self.append_at_once(tokens, count);
@@ -279,7 +285,13 @@ impl<'a> Decoder<'a> {
         let _work = device_work();
         self.failed = true;
         let before = self.session.append(tokens)?;
-        // The draw behind the tokens moves positions on by the last of them.
+        if let Some(penalty) = &mut self.penalty {
+            for index in 0..count {
+                let step: Vec<u32> = tokens.iter().map(|row| row[index]).collect();
+                penalty.add(self.session.model.llama().upload(&step));
+            }
+        }
+        // The draw behind the tokens moves on by the last of them.
         self.state.skip(count - 1)?;
         self.unread = Some(self.draw()?);
         self.failed = false;

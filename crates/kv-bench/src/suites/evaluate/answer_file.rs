@@ -1,7 +1,7 @@
 //! The file of answers: a JSON line for each answer, written as soon as it is there.
 
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 
@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 use kv_models::Sampling;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 use crate::console::say;
 
@@ -16,12 +17,14 @@ use crate::console::say;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Key {
     pub(super) model: String,
+    /// What tells the model from others of its name.
+    pub(super) fingerprint: String,
     pub(super) dtype: String,
     pub(super) task: String,
     pub(super) subset: String,
     /// The question's name in its task.
     pub(super) question: String,
-    /// The prompt's hash.
+    /// The hash of the prompt's tokens, and of where its context ends.
     pub(super) prompt: String,
     /// The policy's configuration, with its budget.
     pub(super) policy: Value,
@@ -55,6 +58,8 @@ struct Chosen {
 /// An answer, and what it cost.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Answer {
+    /// The key's hash. Numbers of a configuration may change their last digit in a file.
+    pub(super) hash: String,
     #[serde(flatten)]
     pub(super) key: Key,
     /// Tokens of the prompt, the question included.
@@ -64,13 +69,13 @@ pub(super) struct Answer {
     pub(super) finish: String,
     /// New tokens.
     pub(super) tokens: usize,
-    /// The sequence's share of its batch's live bytes, once the prompt is compressed.
+    /// The sequence's live bytes once the prompt is compressed.
     pub(super) kept_bytes: usize,
     /// The most of them, at compression or in the end.
     pub(super) peak_bytes: usize,
     /// Its share of its batch's time; the policies of a run share the prefill's.
     pub(super) seconds: f64,
-    /// 0 to 1.
+    /// 0 to 1, by the grader of the run that wrote it. Later runs grade the output again.
     pub(super) score: f64,
 }
 
@@ -91,27 +96,28 @@ impl AnswerFile {
         let name = || path.display().to_string();
         let mut options = OpenOptions::new();
         let file = options.create(true).read(true).append(true).open(path).with_context(name)?;
-        if file.try_lock().is_err() {
+        // Where a file system has no locks, nothing is told.
+        if let Err(TryLockError::WouldBlock) = file.try_lock() {
             bail!("{}: another run writes this file; --answers FILE takes another", name());
         }
         let mut lines = BufReader::new(&file);
         let (mut answers, mut whole, mut number) = (HashMap::new(), 0u64, 0);
         loop {
-            let mut line = String::new();
-            let bytes = lines.read_line(&mut line).with_context(name)?;
+            let mut line = Vec::new();
+            let bytes = lines.read_until(b'\n', &mut line).with_context(name)?;
             number += 1;
             if bytes == 0 {
                 break;
             }
-            if !line.ends_with('\n') {
+            if !line.ends_with(b"\n") {
                 say!("{}: line {number} was cut off, and is left out", name());
                 file.set_len(whole).with_context(name)?;
                 break;
             }
-            let answer: Answer = serde_json::from_str(&line).with_context(|| {
+            let answer: Answer = serde_json::from_slice(&line).with_context(|| {
                 format!("{}, line {number}: no answer of this program; mend or remove it", name())
             })?;
-            answers.insert(answer.key.name(), answer);
+            answers.insert(answer.hash.clone(), answer);
             whole += bytes as u64;
         }
         if !answers.is_empty() {
@@ -122,7 +128,7 @@ impl AnswerFile {
 
     /// The answer of a key.
     pub(super) fn get(&self, key: &Key) -> Option<&Answer> {
-        self.answers.get(&key.name())
+        self.answers.get(&key.hash())
     }
 
     /// Adds an answer, in the file too.
@@ -138,16 +144,31 @@ impl AnswerFile {
                 self.path.display()
             )
         })?;
-        self.answers.insert(answer.key.name(), answer);
+        self.answers.insert(answer.hash.clone(), answer);
         Ok(())
     }
 }
 
 impl Key {
-    /// The key as one text.
-    fn name(&self) -> String {
-        serde_json::to_string(self).unwrap_or_default()
+    /// The hash of the key.
+    pub(super) fn hash(&self) -> String {
+        hash_of(&serde_json::to_string(self).unwrap_or_default())
     }
+
+    /// A seed for the numbers that this answer alone draws.
+    pub(super) fn seed(&self) -> u64 {
+        let Self { task, subset, question, prompt, seed, sample, .. } = self;
+        let text = format!("{task}|{subset}|{question}|{prompt}|{seed}|{sample}");
+        Sha256::digest(text.as_bytes())
+            .iter()
+            .take(8)
+            .fold(0, |seed, &byte| seed << 8 | u64::from(byte))
+    }
+}
+
+/// The first half of a text's SHA-256, in hexadecimal.
+pub(super) fn hash_of(text: &str) -> String {
+    Sha256::digest(text.as_bytes()).iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
@@ -159,12 +180,14 @@ mod tests {
     fn answer(question: &str, sample: usize) -> Answer {
         let key = Key {
             model: "m".into(),
+            fingerprint: "f".into(),
             dtype: "f32".into(),
             task: "t".into(),
             subset: String::new(),
             question: question.into(),
             prompt: "00".into(),
-            policy: json!({"policy": "snapkv", "budget": 0.25}),
+            // In a file this number changes its last digit.
+            policy: json!({"policy": "r-kv", "threshold": f64::from(0.98f32)}),
             mode: "question-aware".into(),
             new_tokens: 8,
             stop: vec!["\n".into()],
@@ -173,9 +196,10 @@ mod tests {
             sample,
         };
         Answer {
+            hash: key.hash(),
             key,
             prompt_tokens: 100,
-            output: "a\n\"b\"".into(),
+            output: "é\n\"b\"".into(),
             finish: "stop".into(),
             tokens: 3,
             kept_bytes: 10,
@@ -196,12 +220,14 @@ mod tests {
         assert!(busy.contains("another run"), "{busy}");
         drop(file);
         let whole = std::fs::read_to_string(&path).unwrap();
-        std::fs::write(&path, whole.clone() + &whole[..40]).unwrap();
+        // In the midst of a character.
+        let cut = whole.find('é').unwrap() + 1;
+        std::fs::write(&path, [whole.as_bytes(), &whole.as_bytes()[..cut]].concat()).unwrap();
         let file = AnswerFile::open(&path).unwrap();
         // A request's own seed does not count.
         let mut key = answer("2", 1).key;
         key.sampling.seed = 9;
-        assert_eq!(file.get(&key).unwrap().output, "a\n\"b\"");
+        assert_eq!(file.get(&key).unwrap().output, "é\n\"b\"");
         assert!(file.get(&answer("2", 0).key).is_none());
         drop(file);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), whole);

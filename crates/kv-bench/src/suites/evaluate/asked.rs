@@ -5,7 +5,8 @@ use std::sync::Arc;
 use anyhow::Context;
 use kv_models::{Message, Model, Request, Sampling};
 use kv_tasks::{Question, Task};
-use sha2::{Digest, Sha256};
+
+use super::answer_file::hash_of;
 
 /// A question's tokens.
 pub(super) struct Asked {
@@ -16,7 +17,7 @@ pub(super) struct Asked {
     /// The prompt in two parts: what may be compressed without the question in sight, and the rest.
     /// The first part is empty where the question has no context.
     parts: [Vec<u32>; 2],
-    /// The first bytes of the prompt's SHA-256, in hexadecimal.
+    /// The hash of the tokens of both parts.
     pub(super) hash: String,
 }
 
@@ -32,15 +33,19 @@ impl Asked {
             false => (format!("{context}{asked}{answer_prefix}"), context.len()),
             true => {
                 let system = task.system.as_deref().map(Message::system);
-                let user = Message::user(format!("{context}{asked}"));
-                let messages: Vec<Message> = system.into_iter().chain([user]).collect();
+                let message = format!("{context}{asked}");
+                let messages = system.into_iter().chain([Message::user(message.clone())]);
+                let messages: Vec<Message> = messages.collect();
                 let text = model.chat_template()?.render(&messages, true)?;
-                // Templates may trim a message.
-                let kept = context.trim();
-                let at = text.find(kept).with_context(|| {
-                    format!("question {}: the chat template changes its context", question.id)
+                // Templates may trim a message. What stands before it, such as a system message,
+                // may have the same words.
+                let at = text.rfind(message.trim()).with_context(|| {
+                    format!("question {}: the chat template changes its text", question.id)
                 })?;
-                (text + answer_prefix, if kept.is_empty() { 0 } else { at + kept.len() })
+                let trimmed =
+                    context.len().saturating_sub(message.len() - message.trim_start().len());
+                let split = if context.trim().is_empty() { 0 } else { at + trimmed };
+                (text + answer_prefix, split)
             }
         };
         let encode = |text: &str| match task.chat {
@@ -53,32 +58,30 @@ impl Asked {
             0 => [Vec::new(), prompt.clone()],
             _ => [encode(&text[..split])?, model.encode_continuation(&text[split..])?],
         };
-        let hash = Sha256::digest(text.as_bytes()).iter().take(8).map(|byte| format!("{byte:02x}"));
-        let hash = hash.collect();
+        let hash = hash_of(&serde_json::to_string(&parts)?);
         Ok(Self { task: task.clone(), question, prompt, parts, hash })
     }
 
-    /// Tokens of the prompt.
+    /// Tokens of the prompt, in one piece or in two.
     pub(super) fn tokens(&self) -> usize {
-        self.prompt.len()
+        self.prompt.len().max(self.parts.iter().map(Vec::len).sum())
+    }
+
+    /// Whether it has a context, which can be compressed without the question in sight.
+    pub(super) fn has_context(&self) -> bool {
+        !self.parts[0].is_empty() && !self.parts[1].is_empty()
     }
 
     /// Tokens that follow the compressed prompt.
     pub(super) fn appended(&self, aware: bool) -> usize {
-        if self.is_split(aware) { self.parts[1].len() } else { 0 }
-    }
-
-    /// Whether the question is appended to a compressed context. Without a context there is nothing
-    /// to compress before it.
-    fn is_split(&self, aware: bool) -> bool {
-        !aware && !self.parts[0].is_empty() && !self.parts[1].is_empty()
+        if aware { 0 } else { self.parts[1].len() }
     }
 
     /// The request to the model.
     pub(super) fn request(&self, aware: bool, sampling: Sampling) -> Request {
-        let (tokens, question) = match self.is_split(aware) {
-            true => (self.parts[0].clone(), self.parts[1].clone()),
-            false => (self.prompt.clone(), Vec::new()),
+        let (tokens, question) = match aware {
+            true => (self.prompt.clone(), Vec::new()),
+            false => (self.parts[0].clone(), self.parts[1].clone()),
         };
         let Task { max_new_tokens, stop, .. } = &*self.task;
         Request {

@@ -18,8 +18,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
-use kv_core::MemoryReport;
-use kv_models::{Model, Sampling, Session, generate_from};
+use kv_models::{Model, Request, Sampling, Session, generate_from};
 use kv_policies::Policy;
 use kv_tasks::{QuestionOptions, Task, Tokens};
 
@@ -45,6 +44,7 @@ const BATCH: usize = 8;
 /// # Errors
 /// Where a task, a model, a policy or the file of answers refuses.
 pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Evaluate) -> anyhow::Result<()> {
+    options.sampling().validate()?;
     let policy_runs = bench.common.policy_runs(&BUDGETS)?;
     let asked = questions(bench, options)?;
     let longest = asked.iter().map(Asked::tokens).max().unwrap_or_default();
@@ -54,9 +54,19 @@ pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Evaluate) -> anyhow::Res
         None => default_answers(bench.model.name())?,
     };
     let mut file = AnswerFile::open(&path)?;
-    let runs = Runs { bench, options, policy_runs: &policy_runs, asked: &asked };
+    let without = asked.iter().filter(|own| !own.has_context()).count();
+    if options.mode != Mode::QuestionAware && without > 0 {
+        bench.note(format!(
+            "{without} of {} questions have no context, and are asked with the question in sight alone",
+            asked.len()
+        ));
+    }
+    let fingerprint = bench.model.fingerprint()?;
+    let runs = Runs { bench, options, policy_runs: &policy_runs, asked: &asked, fingerprint };
     let answers = runs.answers(&mut file)?;
     for (policy_run, asked, answer) in answers {
+        // By the grader and the references of this run.
+        let score = asked.score(&answer.output)?;
         let question = &asked.question;
         let task = match question.subset.is_empty() {
             true => asked.task.name.clone(),
@@ -68,10 +78,9 @@ pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Evaluate) -> anyhow::Res
             mode: Some(answer.key.mode.clone()),
             ..Case::default()
         };
-        let case =
-            case.prompt_of(&asked.task.name, &format!("{} {}", question.id, answer.key.sample));
+        let case = case.prompt_of(&asked.task.name, &question.id);
         let setup = policy_run.setup();
-        bench.record(SUITE, &case, setup, metric::SCORE, answer.score);
+        bench.record(SUITE, &case, setup, metric::SCORE, score);
         bench.record(SUITE, &case, setup, metric::NEW_TOKENS, answer.tokens as f64);
         bench.record(SUITE, &case, setup, metric::LIVE_BYTES, answer.kept_bytes as f64);
     }
@@ -119,6 +128,8 @@ fn questions(bench: &ModelBench<'_>, options: &Evaluate) -> anyhow::Result<Vec<A
     let mut all = Vec::new();
     for name in &options.task {
         let mut task = task_of(name)?;
+        let known = all.iter().any(|own: &Asked| own.task.name == task.name);
+        ensure!(!known, "{name}: another task of this run has the name {} too", task.name);
         if let Some(tokens) = options.new_tokens {
             task.max_new_tokens = tokens;
         }
@@ -129,20 +140,20 @@ fn questions(bench: &ModelBench<'_>, options: &Evaluate) -> anyhow::Result<Vec<A
         let questions =
             task.questions(&wanted, &ModelTokens(model)).with_context(|| name.clone())?;
         ensure!(!questions.is_empty(), "{name}: no questions");
-        let positions = model.config().max_positions;
         let mut skipped = 0;
         for question in questions {
             let asked = Asked::new(model, &task, question)?;
             // Nothing is measured of a prompt that the model has no positions for.
-            match asked.tokens() + task.max_new_tokens <= positions {
-                true => all.push(asked),
-                false => skipped += 1,
+            match model.config().check_length(asked.tokens().saturating_add(task.max_new_tokens)) {
+                Ok(()) => all.push(asked),
+                Err(_) => skipped += 1,
             }
         }
         if skipped > 0 {
             say!(
-                "{name}: {skipped} questions need more than the model's {positions} positions; \
-                 --length N cuts the middle of longer prompts"
+                "{name}: {skipped} questions need more than the model's {}; --length N cuts the \
+                 middle of longer prompts",
+                model.config().longest()
             );
         }
     }
@@ -164,14 +175,15 @@ fn task_of(name: &str) -> anyhow::Result<Task> {
 }
 
 /// What a run asks.
-struct Runs<'a, 'b> {
-    bench: &'a ModelBench<'b>,
-    options: &'a Evaluate,
+struct Runs<'a, 'b, 'm> {
+    bench: &'b ModelBench<'m>,
+    options: &'b Evaluate,
     policy_runs: &'a [PolicyRun],
     asked: &'a [Asked],
+    fingerprint: String,
 }
 
-impl<'a> Runs<'a, '_> {
+impl<'a> Runs<'a, '_, '_> {
     /// All answers: those of the file, and the ones that are missing there, which are written to
     /// it.
     fn answers(
@@ -190,6 +202,7 @@ impl<'a> Runs<'a, '_> {
             of_mode.into_iter().map(move |batch| (aware, batch))
         });
         let batches: Vec<(bool, Vec<usize>)> = batches.collect();
+        ensure!(!batches.is_empty(), "no question has a context to compress by itself");
         let work: usize = batches
             .iter()
             .flat_map(|(_, batch)| batch.iter().map(|&index| self.asked[index].tokens()))
@@ -241,12 +254,16 @@ impl<'a> Runs<'a, '_> {
         }
         let requests: Vec<_> = rows
             .iter()
-            .map(|&index| self.asked[index].request(aware, self.sampling(index, sample)))
+            .map(|&index| {
+                let asked = &self.asked[index];
+                // Whatever the policy, a question draws the same numbers.
+                let seed = self.key(open[0], asked, aware, sample).seed();
+                asked.request(aware, Sampling { seed, ..self.options.sampling() })
+            })
             .collect();
         let prompts: Vec<Vec<u32>> = requests.iter().map(|own| own.tokens.clone()).collect();
         let seeds: Vec<u64> = requests.iter().map(|own| own.sampling.seed).collect();
-        let room: Vec<usize> =
-            requests.iter().map(|own| own.question.len() + own.new_tokens).collect();
+        let room: Vec<usize> = requests.iter().map(Request::room).collect();
         let policies: Vec<Arc<dyn Policy>> = open.iter().map(|own| own.policy.clone()).collect();
         let started = Instant::now();
         let sessions = Session::start_rows(model, &policies, &prompts, &seeds, &room)?;
@@ -256,10 +273,9 @@ impl<'a> Runs<'a, '_> {
             let generated = generate_from(session, &requests, |_| ControlFlow::Continue(()))
                 .with_context(|| policy_run.label.clone())?;
             let seconds = prefill + started.elapsed().as_secs_f64() / rows.len() as f64;
-            let live = |report: MemoryReport| {
-                (report.in_use + report.metadata + report.policy) / rows.len()
-            };
-            for (&index, output) in rows.iter().zip(generated.outputs) {
+            let bytes = generated.kept_bytes.into_iter().zip(generated.ended_bytes);
+            let outputs = generated.outputs.into_iter().zip(bytes);
+            for (&index, (output, (kept_bytes, ended_bytes))) in rows.iter().zip(outputs) {
                 let asked = &self.asked[index];
                 let key = self.key(policy_run, asked, aware, sample);
                 if file.get(&key).is_some() {
@@ -268,13 +284,14 @@ impl<'a> Runs<'a, '_> {
                 let text = output.text.unwrap_or_default();
                 let score = asked.score(&text)?;
                 file.add(Answer {
+                    hash: key.hash(),
                     key,
                     prompt_tokens: asked.tokens(),
                     output: text,
                     finish: format!("{:?}", output.finish).to_lowercase(),
                     tokens: output.tokens.len(),
-                    kept_bytes: live(generated.compressed),
-                    peak_bytes: live(generated.ended).max(live(generated.compressed)),
+                    kept_bytes,
+                    peak_bytes: ended_bytes.max(kept_bytes),
                     seconds,
                     score,
                 })?;
@@ -283,17 +300,12 @@ impl<'a> Runs<'a, '_> {
         Ok(())
     }
 
-    /// The sampling of a question's answer. Each question and sample draws its own numbers.
-    fn sampling(&self, index: usize, sample: usize) -> Sampling {
-        let draw = (sample * self.asked.len() + index) as u64;
-        Sampling { seed: self.bench.common.seed.wrapping_add(draw), ..self.options.sampling() }
-    }
-
     /// What an answer depends on.
     fn key(&self, policy_run: &PolicyRun, asked: &Asked, aware: bool, sample: usize) -> Key {
         let model = &self.bench.model;
         Key {
             model: model.name().into(),
+            fingerprint: self.fingerprint.clone(),
             dtype: format!("{:?}", model.llama().dtype()).to_lowercase(),
             task: asked.task.name.clone(),
             question: asked.question.id.clone(),

@@ -116,7 +116,8 @@ pub(super) fn signature_tiles_kernel<F: Float>(
         bases[n] = base + plane_shuffle_xor(base, 2u32);
     }
 
-    // `odds[2 n + e]` belongs to head `4 n + 2 (j % 2) + e`.
+    // `offsets[2 n + e]` belongs to head `4 n + 2 (j % 2) + e`: the part of its logits that all of a
+    // block's slots have in common, less its log-sum-exp. Below, `logits[2 (2 n + e) + slot]`.
     let mut offsets = Array::<f32>::new(comptime!(2 * head_tiles));
     #[unroll]
     for n in 0..head_tiles {
@@ -132,7 +133,7 @@ pub(super) fn signature_tiles_kernel<F: Float>(
     let def = MmaDefinition::<bf16, bf16, f32>::new(16usize, 8usize, 16usize);
     #[unroll]
     for tile in 0..comptime!(BLOCK / TILE) {
-        let mut odds = Array::<f32>::new(comptime!(4 * head_tiles));
+        let mut logits = Array::<f32>::new(comptime!(4 * head_tiles));
         #[unroll]
         for n in 0..head_tiles {
             let mut products = Array::<Vector<f32, Const<2>>>::new(2usize);
@@ -164,23 +165,23 @@ pub(super) fn signature_tiles_kernel<F: Float>(
                 for slot in 0..2usize {
                     // The two numbers of a factor are in columns of lanes `j` and `j + 2`.
                     let product = products[slot].extract(e);
-                    odds[comptime!((2 * n + e) * 2 + slot)] =
+                    logits[comptime!((2 * n + e) * 2 + slot)] =
                         product + plane_shuffle_xor(product, 2u32) + offsets[2 * n + e];
                 }
             }
         }
         #[unroll]
         for slot in 0..2usize {
-            let mut top = odds[slot];
+            let mut top = logits[slot];
             #[unroll]
             for h in 1..comptime!(2 * head_tiles) {
-                top = larger(top, odds[comptime!(2 * h + slot)]);
+                top = larger(top, logits[comptime!(2 * h + slot)]);
             }
             top = larger(top, plane_shuffle_xor(top, 1u32));
             let mut sum = 0.0f32;
             #[unroll]
             for h in 0..comptime!(2 * head_tiles) {
-                sum += (odds[comptime!(2 * h + slot)] - top).exp();
+                sum += (logits[comptime!(2 * h + slot)] - top).exp();
             }
             sum += plane_shuffle_xor(sum, 1u32);
             let column = own * BLOCK.comptime() + comptime!(tile * TILE + slot) + 2 * r;

@@ -57,11 +57,12 @@ pub(crate) fn solve<E: HostFloat>(problem: &Problem<'_, E>, scores: Scores) -> S
     let ranges = problem.offsets.len();
     debug_assert_eq!(problem.query.len(), ranges * group * head_dim);
     let visible: Vec<Vec<usize>> = (0..ranges).map(|range| problem.visible(range)).collect();
+    let keeps_logits = scores != Scores::None;
     let tasks: Vec<PartTask<'_, E>> = visible
         .iter()
         .enumerate()
         .flat_map(|(range, slots)| slots.chunks(PART).map(move |slots| (range, slots)))
-        .map(|(range, slots)| PartTask { problem, range, slots })
+        .map(|(range, slots)| PartTask { problem, range, slots, keeps_logits })
         .collect();
     let slots: usize = visible.iter().map(Vec::len).sum();
     let arch = Arch::new();
@@ -81,7 +82,7 @@ pub(crate) fn solve<E: HostFloat>(problem: &Problem<'_, E>, scores: Scores) -> S
         }
         let log_sum_exp = &solution.log_sum_exp[range * group..][..group];
         let listed = own.iter().zip(slots.chunks(PART));
-        if scores == Scores::None {
+        if !keeps_logits {
             continue;
         }
         for (part, slots) in listed {
@@ -109,8 +110,7 @@ fn combined(parts: &[Part], g: usize, output: &mut [f32]) -> f32 {
         false => (part.maxima[g] - top).exp(),
     };
     let sum: f32 = parts.iter().map(|part| factor(part) * part.sums[g]).sum();
-    // NaN is not 0: it stays in the sum and shows in the output.
-    if sum == 0.0 {
+    if !parts.iter().any(|part| part.weighs[g]) {
         return f32::NEG_INFINITY;
     }
     for part in parts {
@@ -127,9 +127,11 @@ struct Part {
     maxima: Vec<f32>,
     /// Sums of exponentials relative to the maxima, `[G]`.
     sums: Vec<f32>,
+    /// Whether any logit is not −∞, `[G]`. NaN stays in the sums and shows in the output.
+    weighs: Vec<bool>,
     /// Values weighted by these exponentials, `[G, D]`.
     outputs: Vec<f32>,
-    /// Logits with the logarithms of weights, `[G, slots]`.
+    /// Logits with the logarithms of weights, `[G, slots]`; nothing where no scores are wanted.
     logits: Vec<f32>,
 }
 
@@ -138,6 +140,8 @@ struct PartTask<'a, E> {
     problem: &'a Problem<'a, E>,
     range: usize,
     slots: &'a [usize],
+    /// Whether logits are wanted behind the softmax.
+    keeps_logits: bool,
 }
 
 impl<E> Clone for PartTask<'_, E> {
@@ -158,6 +162,7 @@ impl<E: HostFloat> WithSimd for PartTask<'_, E> {
         let mut part = Part {
             maxima: vec![f32::NEG_INFINITY; group],
             sums: vec![0.0; group],
+            weighs: vec![false; group],
             outputs: vec![0.0; group * head_dim],
             logits: Vec::new(),
         };
@@ -165,9 +170,12 @@ impl<E: HostFloat> WithSimd for PartTask<'_, E> {
         let heads = logits.chunks_mut(self.slots.len()).zip(weights.chunks_mut(self.slots.len()));
         for (g, (logits, weights)) in heads.enumerate() {
             (part.maxima[g], part.sums[g]) = self.softmax(logits, weights);
+            part.weighs[g] = logits.iter().any(|logit| *logit != f32::NEG_INFINITY);
         }
         self.add_values(simd, &weights, &mut part.outputs);
-        part.logits = logits;
+        if self.keeps_logits {
+            part.logits = logits;
+        }
         part
     }
 }

@@ -146,7 +146,8 @@ impl DrawState {
         assign_ints(&mut self.tokens, forced)
     }
 
-    /// Moves the positions of sequences that have not ended on by `tokens`, as that many draws do.
+    /// Moves sequences on by `tokens`, as that many draws do: the numbers of draws, and the
+    /// positions of sequences that have not ended.
     ///
     /// # Errors
     /// [`KernelError`] where the device fails.
@@ -154,7 +155,9 @@ impl DrawState {
         let batch = self.rows.len();
         let moves = self.ints.clone().reshape([batch, INTS]).narrow(1, INTS - 1, 1);
         let moved = self.positions.clone() + moves.reshape([batch]).mul_scalar(tokens as i32);
-        assign_ints(&mut self.positions, moved)
+        assign_ints(&mut self.positions, moved)?;
+        let draws = self.draws.clone().add_scalar(tokens as i32);
+        assign_ints(&mut self.draws, draws)
     }
 
     /// Ends a sequence: it stays at `position`, and later draws for it are meaningless.
