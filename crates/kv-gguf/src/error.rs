@@ -77,14 +77,14 @@ pub enum GgufError {
         actual: u64,
     },
     /// Two tensors have the same name.
-    #[error("two tensors have the name {name}")]
+    #[error("two tensors have the name {name:?}")]
     DuplicateTensor {
         /// The name in the file.
         name: String,
     },
     /// The numbers of a tensor are stored in a form that is not supported.
     #[error(
-        "tensor {name} has type {actual}, supported are {supported}",
+        "tensor {name:?} has type {actual}, supported are {supported}",
         supported = TensorType::supported()
     )]
     TensorType {
@@ -94,7 +94,7 @@ pub enum GgufError {
         actual: u32,
     },
     /// A tensor has no numbers.
-    #[error("tensor {name} has the dimensions {actual:?}, expected at least 1 in each")]
+    #[error("tensor {name:?} has the dimensions {actual:?}, expected at least 1 in each")]
     EmptyTensor {
         /// The name in the file.
         name: String,
@@ -102,7 +102,7 @@ pub enum GgufError {
         actual: Vec<u64>,
     },
     /// The numbers of a tensor do not begin at a multiple of the alignment.
-    #[error("tensor {name} begins at {actual}, expected a multiple of {alignment}")]
+    #[error("tensor {name:?} begins at {actual}, expected a multiple of {alignment}")]
     Misaligned {
         /// The name in the file.
         name: String,
@@ -113,7 +113,7 @@ pub enum GgufError {
     },
     /// The numbers of a tensor are not all within the file.
     #[error(
-        "tensor {name} has {bytes} bytes at {offset} after the header, which ends at {header}; \
+        "tensor {name:?} has {bytes} bytes at {offset} after the header, which ends at {header}; \
          the file has {length} bytes"
     )]
     OutOfBounds {
@@ -129,7 +129,7 @@ pub enum GgufError {
         length: u64,
     },
     /// Two tensors share bytes.
-    #[error("tensor {name} begins at {actual}, before {before} ends at {end}")]
+    #[error("tensor {name:?} begins at {actual}, before {before:?} ends at {end}")]
     Overlap {
         /// The tensor that begins later.
         name: String,
@@ -167,15 +167,15 @@ pub enum GgufError {
         actual: String,
     },
     /// The model has another architecture.
-    #[error("the architecture is {actual:?}, supported is {supported:?}")]
+    #[error("the architecture is {actual}, supported is {supported:?}")]
     Architecture {
-        /// The name in the file.
+        /// The beginning of the name in the file, quoted.
         actual: String,
         /// The name that is supported.
         supported: &'static str,
     },
     /// A tensor of the file is no part of the models that are supported.
-    #[error("tensor {name} is no tensor of a Llama model of {layers} layers")]
+    #[error("tensor {name:?} is no tensor of a Llama model of {layers} layers")]
     UnknownTensor {
         /// The name in the file.
         name: String,
@@ -183,13 +183,13 @@ pub enum GgufError {
         layers: usize,
     },
     /// The file lacks a tensor.
-    #[error("there is no tensor {name}")]
+    #[error("there is no tensor {name:?}")]
     MissingTensor {
         /// The name, in the form in which it was asked for.
         name: String,
     },
     /// A tensor's shape is not the one that the metadata imply.
-    #[error("tensor {name} has the shape {actual:?}, expected {expected:?}")]
+    #[error("tensor {name:?} has the shape {actual:?}, expected {expected:?}")]
     Shape {
         /// The name in Hugging Face's form.
         name: String,
@@ -210,7 +210,8 @@ pub enum GgufError {
     },
     /// The factors of the rotary embedding's frequencies are not those of a known scaling.
     #[error(
-        "rope_freqs.weight is {actual} at {index}, expected {expected} as Llama 3 scales by {factor}"
+        "rope_freqs.weight is {actual} at {index}, expected {expected}, as Llama 3 scales \
+         by {factor}"
     )]
     RopeFactors {
         /// Which frequency, counted from the highest.
@@ -223,9 +224,9 @@ pub enum GgufError {
         factor: f64,
     },
     /// Two tokens have the same text.
-    #[error("tokens {first} and {second} are both {token:?}")]
+    #[error("tokens {first} and {second} are both {token}")]
     DuplicateToken {
-        /// The text.
+        /// The beginning of the text, quoted.
         token: String,
         /// The id of the first.
         first: usize,
@@ -233,11 +234,11 @@ pub enum GgufError {
         second: usize,
     },
     /// A merge of the tokenizer is malformed.
-    #[error("merge {index} is {merge:?}, expected two tokens whose concatenation is a token")]
+    #[error("merge {index} is {merge}, expected two tokens whose concatenation is a token")]
     Merge {
         /// Which merge, counted from 0.
         index: usize,
-        /// The text of the merge.
+        /// The beginning of its text, quoted.
         merge: String,
     },
 }
@@ -246,4 +247,12 @@ impl GgufError {
     pub(crate) fn io(path: &Path, source: std::io::Error) -> Self {
         Self::Io { path: path.to_owned(), source }
     }
+}
+
+/// A text of the file for a message: its beginning, quoted.
+pub(crate) fn quoted(text: &str) -> String {
+    const MOST: usize = 80;
+    let beginning: String = text.chars().take(MOST).collect();
+    let rest = if beginning.len() < text.len() { "..." } else { "" };
+    format!("{beginning:?}{rest}")
 }

@@ -1,6 +1,6 @@
 //! The dimensions of the model.
 
-use crate::GgufError;
+use crate::error::{GgufError, quoted};
 use crate::layout::Stored;
 use crate::metadata::Metadata;
 
@@ -24,7 +24,7 @@ impl Model {
     pub(crate) fn read(metadata: &Metadata, stored: &[Stored]) -> Result<Self, GgufError> {
         let architecture = metadata.required_text("general.architecture")?;
         if architecture != ARCHITECTURE {
-            let actual = architecture.to_owned();
+            let actual = quoted(architecture);
             return Err(GgufError::Architecture { actual, supported: ARCHITECTURE });
         }
         let (heads_key, kv_key) = ("llama.attention.head_count", "llama.attention.head_count_kv");

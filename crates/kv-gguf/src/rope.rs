@@ -4,7 +4,7 @@ use std::f64::consts::TAU;
 
 use serde_json::{Value, json};
 
-use crate::GgufError;
+use crate::error::{GgufError, quoted};
 use crate::metadata::{Metadata, missing};
 
 const TYPE: &str = "llama.rope.scaling.type";
@@ -52,7 +52,7 @@ fn from_metadata(metadata: &Metadata) -> Result<Value, GgufError> {
         ("yarn", factor) => factor.ok_or_else(|| missing(FACTOR))?,
         (kind, _) => {
             let expected = "none, linear or yarn".to_owned();
-            return Err(GgufError::Value { key: TYPE.into(), expected, actual: kind.into() });
+            return Err(GgufError::Value { key: TYPE.into(), expected, actual: quoted(kind) });
         }
     };
     let mut yarn = json!({"rope_type": "yarn", "factor": factor});

@@ -52,7 +52,7 @@ fn scalings_of_the_rotary_embedding() {
     let error = set(&[("type", text("yarn"))]).unwrap_err();
     assert!(matches!(&error, GgufError::MissingKey { key } if key.ends_with("factor")), "{error}");
     let error = set(&[("type", text("longrope")), ("factor", f32(4.0))]).unwrap_err();
-    assert!(error.to_string().contains("longrope, expected none, linear or yarn"), "{error}");
+    assert!(error.to_string().contains("\"longrope\", expected none, linear or yarn"), "{error}");
 }
 
 #[test]

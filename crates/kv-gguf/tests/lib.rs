@@ -1,5 +1,7 @@
 //! Tests of the crate, in one binary to keep the time of linking low.
 
+#![allow(clippy::unwrap_used)]
+
 mod agreement;
 mod allocation;
 mod build;

@@ -1,5 +1,7 @@
 //! A published model, compared with its Hugging Face folder.
 
+use std::fs::OpenOptions;
+use std::io::Write;
 use std::path::PathBuf;
 
 use kv_gguf::GgufFile;
@@ -20,7 +22,7 @@ const TEXTS: [&str; 12] = [
     "中文分词测试，没有空格。第１２章",
     "日本語とEnglishの混在、한국어도 있습니다",
     "🙂👩‍👩‍👧🇫🇷 café cafe\u{301} Straße ½ Ⅷ ١٢٣",
-    "<|im_start|>system\nYou help.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
+    "<|im_start|>system\nHelp.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
     "<|endoftext|>a<|im_end|> <|im_end|><repo_name>x<|not_a_token|>",
     "\u{a0}non-breaking\u{2003}em\u{200b}zero",
     "",
@@ -28,17 +30,27 @@ const TEXTS: [&str; 12] = [
 ];
 
 /// The paths, unless an environment variable is absent.
-fn paths() -> Option<(PathBuf, PathBuf)> {
+fn paths(test: &str) -> Option<(PathBuf, PathBuf)> {
     match (std::env::var_os(FILE), std::env::var_os(FOLDER)) {
         (Some(file), Some(folder)) => Some((file.into(), folder.into())),
         _ => {
-            eprintln!(
-                "skipped: {FILE} names no GGUF file of a model, or {FOLDER} no folder with the \
-                 same model in Hugging Face's form"
-            );
+            skip(test);
             None
         }
     }
+}
+
+/// Says why a test did not run, on the terminal and in the report of `cargo xtask test`.
+fn skip(test: &str) {
+    let why = format!(
+        "set {FILE} to a GGUF file of a model, and {FOLDER} to a folder with the same model in \
+         Hugging Face's form"
+    );
+    eprintln!("SKIP {test}: {why}");
+    let Some(path) = std::env::var_os("KV_TEST_REPORT") else { return };
+    let mut report = OpenOptions::new().create(true).append(true).open(path).unwrap();
+    // One write a line, so that tests in parallel do not mix theirs.
+    report.write_all(format!("skip {test}: {why}\n").as_bytes()).unwrap();
 }
 
 fn json(path: PathBuf) -> Value {
@@ -47,7 +59,7 @@ fn json(path: PathBuf) -> Value {
 
 #[test]
 fn a_published_model_is_that_of_its_folder() {
-    let Some((file, folder)) = paths() else { return };
+    let Some((file, folder)) = paths("a_published_model_is_that_of_its_folder") else { return };
     let file = GgufFile::open(&file).unwrap();
     let config = file.config().unwrap();
     for (key, expected) in json(folder.join("config.json")).as_object().unwrap() {
@@ -59,7 +71,7 @@ fn a_published_model_is_that_of_its_folder() {
 
 #[test]
 fn a_published_tokenizer_is_that_of_its_folder() {
-    let Some((file, folder)) = paths() else { return };
+    let Some((file, folder)) = paths("a_published_tokenizer_is_that_of_its_folder") else { return };
     let file = GgufFile::open(&file).unwrap();
     let (ours, theirs) =
         (load(&file), Tokenizer::from_file(folder.join("tokenizer.json")).unwrap());
@@ -77,7 +89,7 @@ fn a_published_tokenizer_is_that_of_its_folder() {
 
 #[test]
 fn published_weights_are_those_of_their_folder() {
-    let Some((file, folder)) = paths() else { return };
+    let Some((file, folder)) = paths("published_weights_are_those_of_their_folder") else { return };
     let file = GgufFile::open(&file).unwrap();
     let bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
     let theirs = SafeTensors::deserialize(&bytes).unwrap();

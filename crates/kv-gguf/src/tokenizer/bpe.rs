@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::pre_tokenizer::{Rule, byte_level};
 use super::special::post_processor;
 use super::vocab::Vocab;
-use crate::GgufError;
+use crate::error::{GgufError, quoted};
 use crate::metadata::Metadata;
 
 pub(crate) fn tokenizer(metadata: &Metadata, size: usize) -> Result<Value, GgufError> {
@@ -45,6 +45,6 @@ fn pair<'a>(index: usize, merge: &'a str, vocab: &Vocab<'_>) -> Result<[&'a str;
         Some((left, right)) if known(left) && known(right) && known(&[left, right].concat()) => {
             Ok([left, right])
         }
-        _ => Err(GgufError::Merge { index, merge: merge.to_owned() }),
+        _ => Err(GgufError::Merge { index, merge: quoted(merge) }),
     }
 }

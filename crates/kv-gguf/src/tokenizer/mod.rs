@@ -8,7 +8,7 @@ mod vocab;
 
 use serde_json::Value;
 
-use crate::GgufError;
+use crate::error::{GgufError, quoted};
 use crate::metadata::Metadata;
 
 const MODEL: &str = "tokenizer.ggml.model";
@@ -21,7 +21,7 @@ pub(crate) fn tokenizer(metadata: &Metadata, size: usize) -> Result<Value, GgufE
         other => Err(GgufError::Value {
             key: MODEL.to_owned(),
             expected: "gpt2 (BPE) or llama (SentencePiece)".to_owned(),
-            actual: other.to_owned(),
+            actual: quoted(other),
         }),
     }
 }

@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use crate::GgufError;
+use crate::error::{GgufError, quoted};
 use crate::metadata::Metadata;
 
 const KEY: &str = "tokenizer.ggml.pre";
@@ -46,27 +46,26 @@ impl Rule {
             begins: false,
         };
         Ok(match metadata.required_text(KEY)? {
-            "gpt-2" | "mpt" | "olmo" | "phi-2" => Self { pre_tokenizer: byte_level(true), ..plain },
-            "smollm" | "starcoder" | "refact" | "command-r" | "codeshell" => {
+            "gpt-2" => Self { pre_tokenizer: byte_level(true), ..plain },
+            "smollm" | "starcoder" | "refact" | "codeshell" => {
                 let digits = json!({"type": "Digits", "individual_digits": true});
                 Self { pre_tokenizer: sequence([digits, byte_level(true)]), ..plain }
             }
             "llama-bpe" | "llama-v3" | "llama3" => {
                 Self { ignore_merges: true, begins: true, ..plain.split(LLAMA3) }
             }
-            "smaug-bpe" | "dbrx" => plain.split(LLAMA3),
+            "smaug-bpe" => plain.split(LLAMA3),
             "qwen2" | "deepseek-r1-qwen" => {
                 Self { normalizer: json!({"type": "NFC"}), ..plain.split(QWEN2) }
             }
             "tekken" => Self { ignore_merges: true, begins: true, ..plain.split(TEKKEN) },
             other => {
-                let expected = "one of gpt-2, mpt, olmo, phi-2, smollm, starcoder, refact, \
-                    command-r, codeshell, llama-bpe, llama-v3, llama3, smaug-bpe, dbrx, qwen2, \
-                    deepseek-r1-qwen, tekken";
+                let expected = "one of gpt-2, smollm, starcoder, refact, codeshell, \
+                    llama-bpe, llama-v3, llama3, smaug-bpe, qwen2, deepseek-r1-qwen, tekken";
                 return Err(GgufError::Value {
                     key: KEY.to_owned(),
                     expected: expected.to_owned(),
-                    actual: other.to_owned(),
+                    actual: quoted(other),
                 });
             }
         })

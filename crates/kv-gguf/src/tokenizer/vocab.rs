@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-use crate::GgufError;
+use crate::error::{GgufError, quoted};
 use crate::metadata::Metadata;
 use crate::model::TOKENS;
 
@@ -46,7 +46,7 @@ impl<'a> Vocab<'a> {
         let mut ids = HashMap::with_capacity(tokens.len());
         for (second, token) in tokens.iter().enumerate() {
             if let Some(first) = ids.insert(*token, second) {
-                let token = (*token).to_owned();
+                let token = quoted(token);
                 return Err(GgufError::DuplicateToken { token, first, second });
             }
         }
