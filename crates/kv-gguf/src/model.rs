@@ -5,6 +5,7 @@ use crate::layout::Stored;
 use crate::metadata::Metadata;
 
 const ARCHITECTURE: &str = "llama";
+const PARTS: &str = "split.count";
 pub(crate) const TOKENS: &str = "tokenizer.ggml.tokens";
 
 /// The dimensions of a Llama model.
@@ -26,6 +27,9 @@ impl Model {
         if architecture != ARCHITECTURE {
             let actual = quoted(architecture);
             return Err(GgufError::Architecture { actual, supported: ARCHITECTURE });
+        }
+        if let Some(parts) = metadata.unsigned(PARTS)?.filter(|parts| *parts > 1) {
+            return Err(value(PARTS, parts, "1: models of several files are not supported".into()));
         }
         let (heads_key, kv_key) = ("llama.attention.head_count", "llama.attention.head_count_kv");
         let (hidden, heads) =

@@ -107,6 +107,7 @@ fn values_that_cannot_be_are_refused_by_key() {
         ("llama.attention.value_length", u32(6)),
         ("llama.rope.dimension_count", u32(2)),
         ("llama.expert_count", u32(8)),
+        ("split.count", u32(2)),
         ("llama.context_length", u32(0)),
         ("llama.rope.freq_base", f32(-1.0)),
         ("llama.rope.freq_base", f32(f32::NAN)),

@@ -32,7 +32,11 @@ pub(crate) fn tokenizer(metadata: &Metadata, size: usize) -> Result<Value, GgufE
         None => vocab.kinds.iter().position(|kind| *kind == Kind::Unknown),
     };
     let prefix = metadata.flag("tokenizer.ggml.add_space_prefix", true)?;
-    let replace = |from: &str, to: &str| json!({"type": "Replace", "pattern": {"String": from}, "content": to});
+    let replace = |from: &str, to: &str| {
+        json!({
+            "type": "Replace", "pattern": {"String": from}, "content": to,
+        })
+    };
     let mut normalizers = vec![replace(" ", SPACE)];
     let mut decoders =
         vec![replace(SPACE, " "), json!({"type": "ByteFallback"}), json!({"type": "Fuse"})];
