@@ -258,6 +258,15 @@ pub enum ModelError {
     )]
     StepInFlight,
 
+    /// A GGUF file that is damaged, or of another kind of model.
+    #[error("{}: {source}", path.display())]
+    Gguf {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: Box<kv_gguf::GgufError>,
+    },
+
     /// The model computed something that is no number.
     #[error(
         "step {step}: the model's output holds NaN or Inf; try another dtype (f32), and check \
@@ -273,5 +282,10 @@ impl ModelError {
     /// Shorthand for [`ModelError::Io`].
     pub(crate) fn io(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
         Self::Io { path: path.into(), source }
+    }
+
+    /// Shorthand for [`ModelError::Gguf`].
+    pub(crate) fn gguf(path: impl Into<PathBuf>, source: kv_gguf::GgufError) -> Self {
+        Self::Gguf { path: path.into(), source: Box::new(source) }
     }
 }

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::thread::{self, ThreadId};
 
 use burn::tensor::{DType, Device};
+use kv_gguf::GgufFile;
 use serde_json::{Map, Value};
 
 use crate::special_tokens::SpecialTokens;
@@ -38,7 +39,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Loads a model: a local folder, a hub id (`org/name`), `random:PRESET`, or `needle-1m`, which
+    /// Loads a model: a local folder, a GGUF file, a hub id (`org/name`), `random:PRESET`, or `needle-1m`, which
     /// is embedded. `dtype` is that of weights and activations; `None` takes f32 on the CPU and the
     /// model's own elsewhere. On the CPU bf16 decodes faster than f32, which has twice its bytes,
     /// and f16 several times slower, as its numbers are converted one by one.
@@ -77,6 +78,10 @@ impl Model {
                 home: thread::current().id(),
             });
         }
+        let path = Path::new(name);
+        if path.is_file() && path.extension().is_some_and(|extension| extension == "gguf") {
+            return Self::from_gguf(path, device, dtype);
+        }
         let model = Self::from_folder(&resolve(name)?, device, dtype)?;
         // A hub model's folder is named by its revision.
         let local = Path::new(name).is_dir();
@@ -111,6 +116,30 @@ impl Model {
             name: name.to_string_lossy().into_owned(),
             llama: Llama::from_weights(config, &weights, dtype, device)?,
             tokenizer,
+            chat,
+            home: thread::current().id(),
+        })
+    }
+
+    /// Loads a GGUF file of a Llama-family model, dequantised.
+    ///
+    /// # Errors
+    /// [`ModelError::Gguf`] for a file that is damaged or of another architecture, and the errors
+    /// of [`Self::load`].
+    pub fn from_gguf(path: &Path, device: &Device, dtype: Option<DType>) -> Result<Self> {
+        let failed = |source| ModelError::gguf(path, source);
+        let file = GgufFile::open(path).map_err(failed)?;
+        let config = ModelConfig::from_json(&file.config().map_err(failed)?.to_string())?;
+        let tokenizer = file.tokenizer().map_err(failed)?.to_string();
+        let chat = file.chat_template();
+        let chat = chat.map(|chat| ChatTemplate::new(chat).map_err(|error| error.to_string()));
+        let dtype = dtype.unwrap_or_else(|| default_dtype(config.dtype, device));
+        let weights = Weights::from_gguf(path, file);
+        let name = path.file_stem().unwrap_or(path.as_os_str());
+        Ok(Self {
+            name: name.to_string_lossy().into_owned(),
+            llama: Llama::from_weights(config, &weights, dtype, device)?,
+            tokenizer: Some(Tokenizer::from_bytes(tokenizer.as_bytes())?),
             chat,
             home: thread::current().id(),
         })

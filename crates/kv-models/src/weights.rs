@@ -1,7 +1,8 @@
-//! Weights from safetensors: one file, or shards with an index.
+//! Weights from safetensors, one file or shards with an index, or from a GGUF file.
 
 mod decode;
 mod file;
+mod gguf;
 #[cfg(test)]
 mod tests;
 mod unused;
@@ -17,6 +18,8 @@ use serde::Deserialize;
 
 use crate::error::{ModelError, Result, WeightsError};
 use file::SafetensorsFile;
+use gguf::GgufTensors;
+use kv_gguf::GgufFile;
 
 /// Bytes of a tensor that are read at a time.
 const PIECE: usize = 1 << 20;
@@ -29,9 +32,40 @@ const INDEX: &str = "model.safetensors.index.json";
 /// Only the headers are kept in memory: each tensor is read from its file when it is asked for.
 #[derive(Debug)]
 pub struct Weights {
-    files: Vec<SafetensorsFile>,
+    files: Vec<WeightFile>,
     /// Which file holds a tensor.
     tensors: BTreeMap<String, usize>,
+}
+
+/// A file of tensors.
+#[derive(Debug)]
+enum WeightFile {
+    Safetensors(SafetensorsFile),
+    Gguf(GgufTensors),
+}
+
+impl WeightFile {
+    fn path(&self) -> &Path {
+        match self {
+            Self::Safetensors(file) => file.path(),
+            Self::Gguf(file) => file.path(),
+        }
+    }
+
+    fn info(&self, name: &str) -> Option<&TensorInfo> {
+        match self {
+            Self::Safetensors(file) => file.info(name),
+            Self::Gguf(file) => file.info(name),
+        }
+    }
+
+    /// The bytes of the tensor of this name and `info`.
+    fn read(&self, name: &str, info: &TensorInfo) -> Result<Box<dyn Read>> {
+        match self {
+            Self::Safetensors(file) => file.read(info),
+            Self::Gguf(file) => file.read(name),
+        }
+    }
 }
 
 /// The part of an index that matters here.
@@ -71,9 +105,16 @@ impl Weights {
         Ok(Self::single(SafetensorsFile::from_bytes(bytes)?))
     }
 
+    /// The tensors of a GGUF file, in f32.
+    pub(crate) fn from_gguf(path: &Path, file: GgufFile) -> Self {
+        let file = GgufTensors::new(path, file);
+        let tensors = file.names().map(|name| (name, 0)).collect();
+        Self { files: vec![WeightFile::Gguf(file)], tensors }
+    }
+
     fn single(file: SafetensorsFile) -> Self {
         let tensors = file.names().map(|name| (name, 0)).collect();
-        Self { files: vec![file], tensors }
+        Self { files: vec![WeightFile::Safetensors(file)], tensors }
     }
 
     fn from_index(folder: &Path) -> Result<Self> {
@@ -85,7 +126,7 @@ impl Weights {
             let file = match opened.get(&shard) {
                 Some(file) => *file,
                 None => {
-                    files.push(open_shard(folder, &shard)?);
+                    files.push(WeightFile::Safetensors(open_shard(folder, &shard)?));
                     opened.insert(shard, files.len() - 1);
                     files.len() - 1
                 }
@@ -99,7 +140,7 @@ impl Weights {
     }
 
     /// Where a tensor is.
-    fn find(&self, name: &str) -> Result<(&SafetensorsFile, &TensorInfo)> {
+    fn find(&self, name: &str) -> Result<(&WeightFile, &TensorInfo)> {
         let file = self.tensors.get(name).map(|file| &self.files[*file]);
         let found = file.and_then(|file| Some((file, file.info(name)?)));
         let missing = || WeightsError::MissingTensor {
@@ -135,7 +176,7 @@ impl Weights {
             }
             .into());
         }
-        let mut reader = file.read(info)?;
+        let mut reader = file.read(name, info)?;
         let data = decode::decode(&mut *reader, name, info, dtype, file.path())?;
         Ok(Tensor::from_data(data, (device, dtype)))
     }
@@ -149,7 +190,7 @@ impl Weights {
         if (info.dtype, &info.shape) != (other_info.dtype, &other_info.shape) {
             return Ok(false);
         }
-        let (mut left, mut right) = (file.read(info)?, other_file.read(other_info)?);
+        let (mut left, mut right) = (file.read(one, info)?, other_file.read(other, other_info)?);
         let (mut pieces, mut bytes) = ([vec![0; PIECE], vec![0; PIECE]], info.data_offsets);
         while bytes.0 < bytes.1 {
             let size = PIECE.min(bytes.1 - bytes.0);

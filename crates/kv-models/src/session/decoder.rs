@@ -256,7 +256,9 @@ impl<'a> Decoder<'a> {
                 self.unread = Some(self.draw()?);
             } else {
                 // The last token drawn is in no cache, and is replaced.
-                self.session.history.iter_mut().flatten().for_each(|history| drop(history.pop()));
+                for history in self.session.history.iter_mut().flatten() {
+                    history.pop();
+                }
             }
         }
         if !self.session.policy.capabilities().changes_decode {
