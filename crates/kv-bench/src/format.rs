@@ -36,6 +36,7 @@ pub(crate) fn interval(kind: Kind, interval: Interval) -> String {
     };
     match (interval, kind) {
         (Interval::Around(half), Kind::Share) => format!("± {:.1}", half * 100.0),
+        (Interval::Around(half), Kind::Bytes) => format!("± {}", bytes(half)),
         (Interval::Around(half), Kind::LogProb) => format!("± {half:.3}"),
         (Interval::Around(half), _) => format!("± {}", rounded(half, 2)),
         (Interval::Between(low, high), Kind::Share) => {

@@ -19,7 +19,7 @@ pub(crate) const MODEL: &str = "needle-1m";
 /// Options of all suites.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Common {
-    /// A model folder, a hub id, `random:PRESET`, or `needle-1m`.
+    /// A model folder, a GGUF file, a hub id, `random:PRESET`, or `needle-1m`.
     #[arg(long, global = true, default_value = MODEL)]
     pub(crate) model: String,
     /// `auto`, `cpu`, `wgpu[:i]`, `vulkan[:i]`, `metal[:i]` or `cuda[:i]`.

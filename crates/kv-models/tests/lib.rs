@@ -10,6 +10,7 @@ mod fisher;
 #[path = "../../kv-policies/tests/followed.rs"]
 mod followed;
 mod generation;
+mod gguf;
 mod longflow;
 mod parity;
 mod plain;
