@@ -1,4 +1,4 @@
-//! The workspace's commands: `cargo xtask bench | test | check | dist`.
+//! The workspace's commands: `cargo xtask bench | test | check | dist | model`.
 //!
 //! Everything that CI does and everything a developer does more than once is here, so that both run
 //! the same thing.
@@ -6,6 +6,7 @@
 mod bench;
 mod check;
 mod dist;
+mod model;
 mod report;
 mod test;
 mod util;
@@ -30,6 +31,7 @@ enum Command {
     /// Format, dependencies, lints, docs: cheapest first, stopping at the first failure.
     Check,
     Dist(dist::Args),
+    Model(model::Args),
 }
 
 fn main() -> ExitCode {
@@ -38,6 +40,7 @@ fn main() -> ExitCode {
         Command::Test(args) => test::run(&args),
         Command::Check => check::run().map(|()| ExitCode::SUCCESS),
         Command::Dist(args) => dist::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Model(args) => model::run(&args).map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {
         // Not `main`'s own error, which would add a backtrace that says nothing to the caller.

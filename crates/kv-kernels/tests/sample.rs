@@ -1,4 +1,4 @@
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::{DrawSettings, DrawState, KernelError, draw};
 use kv_testing::{Numbers, TestDevice, devices};
 
@@ -191,5 +191,33 @@ fn what_does_not_fit_is_refused() {
         let error = draw(Tensor::zeros([2, 0], device), &mut state).unwrap_err();
         assert!(matches!(error, KernelError::Unsupported { .. }), "{error}");
         assert!(state.end(2, 0).is_err());
+    }
+}
+
+/// Tokens of the caller's take the place of drawn ones, and skipped tokens count as drawn.
+#[test]
+fn forced_and_skipped_tokens_move_the_state() {
+    for tested in devices() {
+        let device = &tested.device;
+        let state = || DrawState::new(&[ONE, ONE], &[5, 9], device).unwrap();
+        let logits = || upload(&Numbers::new(3).normal(2 * 50), 2, device);
+        let read = |tensor: &Tensor<1, Int>| tensor.clone().try_into_vec_as::<i32>().unwrap();
+        let mut skipping = state();
+        draw(logits(), &mut skipping).unwrap();
+        skipping.force(&[7, 8]).unwrap();
+        assert_eq!(read(skipping.tokens()), [7, 8], "{}", tested.name);
+        skipping.skip(3).unwrap();
+        assert_eq!(read(skipping.positions()), [8, 12], "{}", tested.name);
+        // The fifth draw is the same, however the state came to it.
+        let mut drawing = state();
+        (0..4).for_each(|_| drop(draw(logits(), &mut drawing).unwrap()));
+        let [one, other] =
+            [&mut skipping, &mut drawing].map(|state| read(&draw(logits(), state).unwrap()));
+        assert_eq!(one, other, "{}", tested.name);
+        skipping.end(0, 4).unwrap();
+        skipping.skip(2).unwrap();
+        assert_eq!(read(skipping.positions()), [4, 15], "{}", tested.name);
+        let wrong = skipping.force(&[1, 2, 3]).unwrap_err();
+        assert!(matches!(wrong, KernelError::Shape { .. }), "{wrong}");
     }
 }

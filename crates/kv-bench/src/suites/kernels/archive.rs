@@ -18,9 +18,10 @@ pub(super) struct ArchivedStep {
     attended: AttendedSlots,
     longest: usize,
     revived: usize,
-    /// Bytes that come over the bus, and bytes of signatures and statistics.
-    host_bytes: usize,
-    signature_bytes: usize,
+    /// Bytes that scores read: signatures and statistics.
+    scored_bytes: usize,
+    /// Bytes that attention reads: slots over the bus, statistics and means.
+    attended_bytes: usize,
 }
 
 impl ArchivedStep {
@@ -60,14 +61,14 @@ impl ArchivedStep {
             },
             longest,
             revived,
-            host_bytes: 2 * pairs * revived * head_dim * bench.dtype.size(),
-            signature_bytes: pairs * (longest / 8 + blocks * 4) * head_dim,
+            scored_bytes: pairs * (longest / 8 + blocks * 4) * head_dim,
+            attended_bytes: pairs * (2 * revived * bench.dtype.size() + blocks * 6) * head_dim,
         })
     }
 
     /// The bytes that scores read, and no operations: what counts is how many bits a device sums.
     pub(super) fn scored(&self) -> [f64; 2] {
-        [self.signature_bytes as f64, 0.0]
+        [self.scored_bytes as f64, 0.0]
     }
 
     /// Scores the archive's slots.
@@ -91,7 +92,7 @@ impl ArchivedStep {
 pub(super) fn attention(bench: &mut KernelBench<'_>, case: &Archived) -> anyhow::Result<()> {
     let step = ArchivedStep::new(bench, case)?;
     let task = format!("archived_attention {}", case.name());
-    let bytes = (step.host_bytes + step.signature_bytes) as f64;
+    let bytes = (step.scored_bytes + step.attended_bytes) as f64;
     bench.measure(&task, "", 1, [bytes, 0.0], |_| Ok(step.attend()?))?;
     let task = format!("signature_scores {}", case.name());
     bench.measure(&task, "", 1, step.scored(), |_| Ok(step.score(SignatureStrategy::Auto)?))
