@@ -153,9 +153,8 @@ fn draws_move_the_state_and_broken_rows_say_so() {
             for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
                 let rows = [settings; 3];
                 let mut state = DrawState::new(&rows, &[5, 9, 2], &tested.device).unwrap();
-                let read = |tensor: &Tensor<1, burn::tensor::Int>| {
-                    tensor.clone().try_into_vec_as::<i32>().unwrap()
-                };
+                let read =
+                    |tensor: &Tensor<1, Int>| tensor.clone().try_into_vec_as::<i32>().unwrap();
                 let certain = [0.0, 900.0, 0.0, bad, 0.0, 0.0, 900.0, 0.0, 0.0];
                 let logits = upload(&certain, 3, &tested.device);
                 let drawn = draw(logits.clone(), &mut state).unwrap();

@@ -164,7 +164,7 @@ pub fn generate_from(
     let compressed = session.memory();
     let kept_bytes = session.live_bytes();
     if questions.iter().any(|question| !question.is_empty()) {
-        session.append(&questions)?;
+        session.append_question(&questions)?;
     }
     let mut decoder = session.decoder(&samplings)?.overlapped();
     for (row, sequence) in running.iter().enumerate() {

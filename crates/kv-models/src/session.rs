@@ -223,33 +223,63 @@ impl<'a> Session<'a> {
         let count = tokens.first().map_or(0, |tokens| tokens.len());
         let mut before = vec![self.logits.clone()];
         if self.policy.capabilities().changes_decode {
-            for index in 0..count {
-                let step: Option<Vec<u32>> =
-                    tokens.iter().map(|tokens| tokens.get(index).copied()).collect();
-                let expected = count;
-                let actual = index;
-                let step = step.ok_or(ModelError::UnequalPrompts { expected, actual })?;
-                self.step(&step)?;
-                before.push(self.logits.clone());
-            }
+            self.append_by_steps(tokens, |session| before.push(session.logits.clone()))?;
         } else if count > 0 {
             let seen = self.cache.seen.clone();
             let logits = self.model.llama().extend(tokens, &mut self.cache)?;
-            (0..count).for_each(|index| {
-                self.remember(&tokens.iter().map(|tokens| tokens[index]).collect::<Vec<_>>());
-            });
+            self.note_appended(tokens, &seen);
             let [batch, added, vocabulary] = logits.dims();
             before.extend(
                 (0..added)
                     .map(|index| logits.clone().narrow(1, index, 1).reshape([batch, vocabulary])),
             );
-            self.steps += added;
-            self.ended.iter().for_each(|&row| self.cache.seen[row] = seen[row]);
         }
         if let Some(last) = before.pop() {
             self.logits = last;
         }
         Ok(before)
+    }
+
+    /// [`Self::append`] of tokens whose own logits nobody wants, such as a question: only the
+    /// logits behind the last of them are made.
+    ///
+    /// # Errors
+    /// The errors of [`Self::append`].
+    pub fn append_question(&mut self, tokens: &[&[u32]]) -> Result<()> {
+        let _work = device_work();
+        if self.policy.capabilities().changes_decode {
+            return self.append_by_steps(tokens, |_| {});
+        }
+        if tokens.first().is_none_or(|tokens| tokens.is_empty()) {
+            return Ok(());
+        }
+        let seen = self.cache.seen.clone();
+        self.logits = self.model.llama().extend_to_last(tokens, &mut self.cache)?;
+        self.note_appended(tokens, &seen);
+        Ok(())
+    }
+
+    /// Appends tokens step by step, and shows the session behind each step.
+    fn append_by_steps(&mut self, tokens: &[&[u32]], mut behind: impl FnMut(&Self)) -> Result<()> {
+        let expected = tokens.first().map_or(0, |tokens| tokens.len());
+        for actual in 0..expected {
+            let step: Option<Vec<u32>> =
+                tokens.iter().map(|tokens| tokens.get(actual).copied()).collect();
+            self.step(&step.ok_or(ModelError::UnequalPrompts { expected, actual })?)?;
+            behind(self);
+        }
+        Ok(())
+    }
+
+    /// Notes tokens of equal number that were appended at once behind `seen` tokens. Sequences that
+    /// have ended stay where they are.
+    fn note_appended(&mut self, tokens: &[&[u32]], seen: &[usize]) {
+        let added = tokens.first().map_or(0, |tokens| tokens.len());
+        for index in 0..added {
+            self.remember(&tokens.iter().map(|tokens| tokens[index]).collect::<Vec<_>>());
+        }
+        self.steps += added;
+        self.ended.iter().for_each(|&row| self.cache.seen[row] = seen[row]);
     }
 
     /// Goes on as if every sequence had decoded `tokens` more ([`KvCache::assume`]): for

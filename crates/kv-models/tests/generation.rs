@@ -512,8 +512,8 @@ fn questions_follow_compressed_prompts() {
             let rooms = vec![26; contexts.len()];
             let seeds = vec![0; contexts.len()];
             let start = || {
-                let started =
-                    Session::start_rows(&model, &[policy.clone()], &contexts, &seeds, &rooms);
+                let policies = std::slice::from_ref(&policy);
+                let started = Session::start_rows(&model, policies, &contexts, &seeds, &rooms);
                 started.unwrap().remove(0)
             };
             let go_on = |_: &_| ControlFlow::Continue(());

@@ -146,7 +146,7 @@ fn answer(
             let kept = session.memory();
             let votes = Votes::of_session(&session)?;
             if !question.is_empty() {
-                session.append(&[&question])?;
+                session.append_question(&[&question])?;
             }
             let before = session.append(&[&answer])?;
             // State that a policy makes at its first step counts; tokens behind the prompt do not.

@@ -79,6 +79,26 @@ impl Llama {
     /// # Errors
     /// The errors of [`Self::decode`].
     pub fn extend(&self, tokens: &[&[u32]], cache: &mut KvCache) -> Result<Tensor<3>> {
+        let hidden = self.extend_hidden(tokens, cache)?;
+        let [batch, added, width] = hidden.dims();
+        let logits = self.logits(hidden.reshape([batch * added, width]))?;
+        Ok(logits.reshape([batch, added, self.config.vocab_size]))
+    }
+
+    /// [`Self::extend`], with the logits behind each sequence's last token alone, `[B,
+    /// vocabulary]`: the logits of all tokens would take `N` times the memory.
+    pub(crate) fn extend_to_last(
+        &self,
+        tokens: &[&[u32]],
+        cache: &mut KvCache,
+    ) -> Result<Tensor<2>> {
+        let hidden = self.extend_hidden(tokens, cache)?;
+        let [batch, added, width] = hidden.dims();
+        self.logits(hidden.narrow(1, added - 1, 1).reshape([batch, width]))
+    }
+
+    /// Appends tokens; returns the normalised hidden states, `[B, N, hidden]`.
+    fn extend_hidden(&self, tokens: &[&[u32]], cache: &mut KvCache) -> Result<Tensor<3>> {
         let batch = tokens.len();
         let added = tokens.first().map_or(0, |tokens| tokens.len());
         if let Some(other) = tokens.iter().find(|tokens| tokens.len() != added) {
@@ -102,8 +122,9 @@ impl Llama {
             hidden = layer.finish(hidden, attention.reshape([batch * added, width]))?;
         }
         cache.seen.iter_mut().for_each(|seen| *seen += added);
-        let logits = self.logits(self.norm.forward(hidden)?)?;
-        Ok(logits.reshape([batch, added, config.vocab_size]))
+        let hidden = self.norm.forward(hidden)?;
+        let [_, width] = hidden.dims();
+        Ok(hidden.reshape([batch, added, width]))
     }
 
     fn check_step(&self, tokens: &[u32], each: usize, cache: &KvCache) -> Result<()> {
