@@ -42,7 +42,7 @@ fn logits(model: &Model, tokens: &[u32]) -> Vec<f32> {
 
 #[test]
 fn files_and_folders_of_equal_numbers_are_equal_models() {
-    for name in ["types.gguf", "llama3.gguf", "bpe-smollm.gguf", "spm.gguf"] {
+    for name in ["bpe-smollm.gguf", "spm.gguf"] {
         let path = fixture(name);
         let folder = tempfile::tempdir().unwrap();
         write_folder(&GgufFile::open(&path).unwrap(), folder.path());
@@ -52,11 +52,17 @@ fn files_and_folders_of_equal_numbers_are_equal_models() {
             assert_eq!(format!("{}.gguf", model.name()), name);
             let other =
                 Model::from_folder(folder.path(), &tested.device, Some(DType::F32)).unwrap();
-            let tokens: Vec<u32> = (0..9).map(|token| token * 3 % 16).collect();
+            let vocabulary = model.config().vocab_size as u32;
+            let tokens: Vec<u32> = (0..9).map(|token| token * 3 % vocabulary).collect();
             let own = logits(&model, &tokens);
             assert!(own.iter().any(|logit| *logit != own[0]), "{name} on {}", tested.name);
             assert_eq!(own, logits(&other, &tokens), "{name} on {}", tested.name);
-            assert_eq!(model.fingerprint().unwrap(), other.fingerprint().unwrap());
+            // Beside the name: the shape, and the last norm's sum.
+            let [one, two] = [&model, &other].map(|model| {
+                let fingerprint = model.fingerprint().unwrap();
+                fingerprint.split_once(' ').unwrap().1.to_string()
+            });
+            assert_eq!(one, two);
             let text = "a b ab";
             assert_eq!(model.encode(text).unwrap(), other.encode(text).unwrap(), "{name}");
         }
@@ -75,4 +81,8 @@ fn damaged_files_are_refused_by_name() {
         assert!(matches!(error, ModelError::Gguf { .. }), "{length}: {error}");
         assert!(error.to_string().contains("cut.gguf"), "{error}");
     }
+    // A whole file without a tokenizer.
+    std::fs::write(&path, whole).unwrap();
+    let error = Model::load(path.to_str().unwrap(), &device, None).unwrap_err();
+    assert!(error.to_string().contains("tokenizer"), "{error}");
 }
