@@ -2,7 +2,7 @@
 //!
 //! 1. Tasks give questions ([`kv_tasks`]), which become prompts ([`asked`]).
 //! 2. Questions of similar length go through the model in batches. All policies share the prefill
-//!    of a batch, and each generates behind its own compressed cache ([`batches`]).
+//!    of a batch, and each generates behind its own compressed cache ([`mod@batches`]).
 //! 3. Each output is graded and written to a file of answers at once ([`answer_file`]). A run that
 //!    finds an answer in the file does not generate it again, so that a stopped run goes on where
 //!    it was.
