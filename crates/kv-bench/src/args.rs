@@ -30,7 +30,8 @@ pub(crate) enum Suite {
     /// Retrieval and perplexity: exact match, the answer's log-probability, agreement with the full
     /// cache, by task, length and depth.
     Quality(Quality),
-    /// Free generation on tasks (RULER, LongBench, GSM8K and others, or a file of questions), graded.
+    /// Free generation on tasks (RULER, LongBench, GSM8K and others, or a file of questions),
+    /// graded.
     Evaluate(Evaluate),
     /// Relative output error and retained attention mass on real queries, keys and values.
     Attention(Attention),

@@ -132,9 +132,9 @@ impl Quality {
 /// Options of `evaluate`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Evaluate {
-    /// Tasks: built-in names such as `ruler/niah_single_1`, files of questions (JSONL, JSON, Parquet
-    /// or CSV, with `question`, `answers` and, if they like, `context`), or tasks in TOML. An unknown
-    /// name tells the nearest one; `list` tells all of them.
+    /// Tasks: built-in names such as `ruler/niah_single_1`, files of questions (JSONL, JSON,
+    /// Parquet or CSV, with `question`, `answers` and, if wanted, `context`), or tasks in TOML. The
+    /// error of an unknown name tells the nearest one; `list` tells all of them.
     #[arg(long, value_delimiter = ',', value_name = "NAME|FILE", required = true)]
     pub(crate) task: Vec<String>,
     /// A local copy of the tasks' data set; without it, the hub's.

@@ -39,7 +39,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// Loads a model: a local folder, a GGUF file, a hub id (`org/name`), `random:PRESET`, or `needle-1m`, which
+    /// Loads a model: a local folder, a GGUF file, a hub id (`org/name`), `random:PRESET`, or
+    /// `needle-1m`, which
     /// is embedded. `dtype` is that of weights and activations; `None` takes f32 on the CPU and the
     /// model's own elsewhere. On the CPU bf16 decodes faster than f32, which has twice its bytes,
     /// and f16 several times slower, as its numbers are converted one by one.

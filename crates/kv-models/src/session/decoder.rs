@@ -221,7 +221,8 @@ impl<'a> Decoder<'a> {
     /// [`Session::append`] does: by steps that are recorded, where the policy's decode steps change
     /// slots. Returns the logits before each token, `[N]` of `[B, vocabulary]`.
     ///
-    /// [`Self::next_tokens`] goes on behind the last token. It draws as if the tokens had been drawn.
+    /// [`Self::next_tokens`] goes on behind the last token, and draws as if the tokens had been
+    /// drawn.
     ///
     /// # Errors
     /// [`ModelError::UnequalPrompts`] for rows of different lengths,

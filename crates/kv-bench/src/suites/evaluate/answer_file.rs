@@ -55,7 +55,7 @@ struct Chosen {
     seed: u64,
 }
 
-/// An answer, and what it cost.
+/// An answer with its bytes, tokens and time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Answer {
     /// The key's hash. Numbers of a configuration may change their last digit in a file.

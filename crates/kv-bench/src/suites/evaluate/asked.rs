@@ -97,7 +97,7 @@ impl Asked {
     /// The score of an output, 0 to 1.
     ///
     /// # Errors
-    /// Where the answer lacks what the grader needs.
+    /// For a reference answer without the fields that the grader reads, such as classes.
     pub(super) fn score(&self, output: &str) -> anyhow::Result<f64> {
         let Task { grader, cut, name, .. } = &*self.task;
         let output = cut.apply(output);

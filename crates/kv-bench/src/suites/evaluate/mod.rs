@@ -57,7 +57,8 @@ pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Evaluate) -> anyhow::Res
     let without = asked.iter().filter(|own| !own.has_context()).count();
     if options.mode != Mode::QuestionAware && without > 0 {
         bench.note(format!(
-            "{without} of {} questions have no context, and are asked with the question in sight alone",
+            "{without} of {} questions have no context, and are asked with the question in sight \
+             alone",
             asked.len()
         ));
     }
@@ -185,8 +186,7 @@ struct Runs<'a, 'b, 'm> {
 }
 
 impl<'a> Runs<'a, '_, '_> {
-    /// All answers: those of the file, and the ones that are missing there, which are written to
-    /// it.
+    /// All answers. Answers that the file lacks are generated and written to it.
     fn answers(
         &self,
         file: &mut AnswerFile,

@@ -1,4 +1,4 @@
-//! Attention over archived slots, and the scores by which some of them come back.
+//! Attention over archived slots, and the scores that choose the slots to read from host memory.
 
 use burn::tensor::{DType, Distribution, Int, Tensor, TensorData};
 use kv_kernels::{

@@ -76,7 +76,7 @@ pub(super) struct Quantized {
     pub(super) value_bits: usize,
 }
 
-/// Attention over archived slots, of which a few of each range come back.
+/// Attention over archived slots. A few slots of each range are read from host memory.
 #[derive(Debug, Clone, Copy, Deserialize)]
 pub(super) struct Archived {
     #[serde(flatten)]

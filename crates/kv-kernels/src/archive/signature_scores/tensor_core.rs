@@ -116,8 +116,8 @@ pub(super) fn signature_tiles_kernel<F: Float>(
         bases[n] = base + plane_shuffle_xor(base, 2u32);
     }
 
-    // `offsets[2 n + e]` belongs to head `4 n + 2 (j % 2) + e`: the part of its logits that all of a
-    // block's slots have in common, less its log-sum-exp. Below, `logits[2 (2 n + e) + slot]`.
+    // `offsets[2 n + e]` belongs to head `4 n + 2 (j % 2) + e`: the part of its logits that all of
+    // a block's slots have in common, less its log-sum-exp. Below, `logits[2 (2 n + e) + slot]`.
     let mut offsets = Array::<f32>::new(comptime!(2 * head_tiles));
     #[unroll]
     for n in 0..head_tiles {
