@@ -127,8 +127,11 @@ impl<'a> ModelBench<'a> {
     pub(crate) fn load(bench: &'a mut Bench, name: &str) -> anyhow::Result<Self> {
         say!("loading {name} on {}", bench.device_name);
         let dtype = bench.common.dtype.map(Into::into);
-        let model =
+        let mut model =
             Model::load(name, &bench.device, dtype).with_context(|| format!("model {name}"))?;
+        if let Some(matrices) = bench.common.matrices {
+            model = model.with_matrices_in(matrices.into()).context("--matrices")?;
+        }
         bench.model_name = model.name().into();
         Ok(Self { model, bench })
     }
@@ -156,7 +159,7 @@ impl<'a> ModelBench<'a> {
 
     /// Bytes of the model's weights.
     pub(crate) fn weight_bytes(&self) -> f64 {
-        let dtype = self.model.llama().dtype();
+        let dtype = self.model.llama().matrix_dtype();
         self.model.config().parameter_count() as f64 * dtype.size() as f64
     }
 

@@ -28,6 +28,10 @@ pub(crate) struct Common {
     /// Weights, activations and cache; by default f32 on the CPU, the model's own elsewhere.
     #[arg(long, global = true, value_enum)]
     pub(crate) dtype: Option<Float>,
+    /// The type in which matrices are stored, where it is not `--dtype`: f16 or bf16 of a model that
+    /// computes in f32 on the CPU, where a decode step then reads half the bytes.
+    #[arg(long, global = true, value_enum)]
+    pub(crate) matrices: Option<Float>,
     /// Policies: names, a JSON configuration, or a JSON list of either; all by default. The full
     /// cache always runs along. Of a paper's table, where it takes any, names among its own.
     #[arg(long, global = true, value_name = "A,B")]

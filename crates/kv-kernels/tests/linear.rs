@@ -240,17 +240,44 @@ fn rows_may_lie_anywhere() {
     }
 }
 
+/// Stored numbers are used as they are: only their storage rounds.
+#[test]
+fn halves_go_with_rows_in_f32_on_a_cpu_alone() {
+    for tested in devices() {
+        for (dtype, [rows, inputs, outputs]) in
+            [DType::F16, DType::BF16].into_iter().flat_map(|dtype| CASES.map(|case| (dtype, case)))
+        {
+            let mut numbers = Numbers::new((rows * inputs) as u64);
+            let x = numbers.tensor([rows, inputs], &tested.device);
+            let whole = numbers.tensor([outputs, inputs], &tested.device);
+            if !tested.float_dtypes().contains(&dtype) {
+                continue;
+            }
+            let stored = whole.cast(dtype);
+            let result = linear(x.clone(), stored.clone(), LinearOptions::default());
+            if tested.name != "cpu" {
+                let error = result.unwrap_err();
+                assert!(matches!(error, KernelError::Dtype { argument: "weight", .. }), "{error}");
+                continue;
+            }
+            let wide = linear(x, stored.cast(DType::F32), LinearOptions::default()).unwrap();
+            let read = |y: Tensor<2>| y.try_into_vec_as::<f32>().unwrap();
+            assert_eq!(read(result.unwrap()), read(wide), "{dtype:?} {rows} {inputs} {outputs}");
+        }
+    }
+}
+
 #[test]
 fn shapes_and_dtypes_that_do_not_fit_are_refused() {
     let device = &devices()[0].device;
     let zeros = |shape: [usize; 2], dtype| Tensor::<2>::zeros(shape, (device, dtype));
     let x = zeros([2, 8], DType::F32);
     let none = LinearOptions::default;
+    let w = || zeros([4, 8], DType::F32);
     let error = linear(x.clone(), zeros([4, 7], DType::F32), none()).unwrap_err();
     assert!(matches!(error, KernelError::Shape { argument: "weight", .. }), "{error}");
-    let error = linear(x.clone(), zeros([4, 8], DType::F16), none()).unwrap_err();
+    let error = linear(zeros([2, 8], DType::F16), w(), none()).unwrap_err();
     assert!(matches!(error, KernelError::Dtype { argument: "weight", .. }), "{error}");
-    let w = || zeros([4, 8], DType::F32);
     let bias = Some(Tensor::<1>::zeros([3], (device, DType::F32)));
     let error = linear(x.clone(), w(), LinearOptions { bias, ..none() }).unwrap_err();
     assert!(matches!(error, KernelError::Shape { argument: "bias", .. }), "{error}");

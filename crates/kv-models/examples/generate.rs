@@ -79,6 +79,9 @@ struct Args {
     /// auto, cpu, wgpu[:i], vulkan[:i], metal[:i] or cuda[:i]
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
+    /// Type in which matrices are stored: f16 or bf16 of a model that computes in f32 on the CPU
+    #[arg(long)]
+    matrices: Option<Float>,
     /// Type of weights and cache; without it f32 on the CPU, the model's own elsewhere
     #[arg(long)]
     dtype: Option<Float>,
@@ -88,9 +91,9 @@ struct Args {
 enum Float {
     /// Single precision
     F32,
-    /// Half precision; on the CPU by far the slowest, as its numbers are converted one by one
+    /// Half precision
     F16,
-    /// Half precision with the range of f32; on the CPU the fastest
+    /// Half precision with the range of f32
     Bf16,
 }
 
@@ -139,13 +142,17 @@ fn run(args: &Args) -> Result<()> {
         ChatTemplate::from_name(&args.model)?;
     }
     let device = select_device(args.device)?;
-    let dtype = args.dtype.map(|dtype| match dtype {
+    let dtype_of = |dtype| match dtype {
         Float::F32 => DType::F32,
         Float::F16 => DType::F16,
         Float::Bf16 => DType::BF16,
-    });
+    };
+    let dtype = args.dtype.map(dtype_of);
     eprintln!("loading {} on {}", args.model, device_name(&device));
-    let model = Model::load(&args.model, &device, dtype)?;
+    let mut model = Model::load(&args.model, &device, dtype)?;
+    if let Some(matrices) = args.matrices {
+        model = model.with_matrices_in(dtype_of(matrices))?;
+    }
     let turn = Turn { args, model: &model, policy, sampling };
 
     if !args.chat {

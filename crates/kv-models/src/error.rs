@@ -98,6 +98,15 @@ pub enum ModelError {
     #[error(transparent)]
     Weights(#[from] WeightsError),
 
+    /// Matrices cannot be stored in a type.
+    #[error("matrices cannot be stored in {dtype}: {reason}")]
+    MatrixStorage {
+        /// The type asked for.
+        dtype: String,
+        /// Why not.
+        reason: String,
+    },
+
     /// The tokenizer could not be loaded, or refused its input.
     #[error("tokenizer: {reason}")]
     Tokenizer {

@@ -6,13 +6,14 @@ mod gradients;
 mod layer;
 mod linear;
 mod load;
+mod matrices;
 mod plain;
 mod prefill;
 
 use std::sync::Arc;
 
 use burn::module::{Module, Param};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::read_f32;
 use kv_kernels::{LinearOptions, RotaryTable, linear as linear_product};
 
@@ -50,7 +51,7 @@ impl Llama {
         &self.config
     }
 
-    /// The weights' dtype, in which activations are computed.
+    /// The dtype of the weights, unless matrices are stored in another one, and of activations.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
@@ -84,5 +85,11 @@ impl Llama {
             None => linear_product(hidden, self.embedding.val(), LinearOptions::default()),
         };
         Ok(logits?.cast(DType::F32))
+    }
+
+    /// Embeddings of tokens `[N]`, `[N, hidden]`.
+    fn embed(&self, tokens: Tensor<1, Int>) -> Tensor<2> {
+        // The matrix may be stored in another dtype.
+        self.embedding.val().select(0, tokens).cast(self.dtype)
     }
 }

@@ -40,10 +40,10 @@ pub struct Model {
 
 impl Model {
     /// Loads a model: a local folder, a GGUF file, a hub id (`org/name`), `random:PRESET`, or
-    /// `needle-1m`, which
-    /// is embedded. `dtype` is that of weights and activations; `None` takes f32 on the CPU and the
-    /// model's own elsewhere. On the CPU bf16 decodes faster than f32, which has twice its bytes,
-    /// and f16 several times slower, as its numbers are converted one by one.
+    /// `needle-1m`, which is
+    /// embedded. `dtype` is that of weights and activations; `None` takes f32 on the CPU and the
+    /// model's own elsewhere. [`Self::with_matrices_in`] stores
+    /// matrices in half the bytes on a CPU.
     ///
     /// ```
     /// use kv_models::Model;
@@ -144,6 +144,17 @@ impl Model {
             chat,
             home: thread::current().id(),
         })
+    }
+
+    /// Stores all matrices in `dtype`, f16 or bf16, while the model computes in f32: see
+    /// [`Llama::with_matrices_in`].
+    ///
+    /// # Errors
+    /// [`ModelError::MatrixStorage`] outside the CPU, for a model that does not compute in f32, and
+    /// for numbers that f16 does not hold.
+    pub fn with_matrices_in(mut self, dtype: DType) -> Result<Self> {
+        self.llama = self.llama.with_matrices_in(dtype)?;
+        Ok(self)
     }
 
     /// The model's name, for reports.

@@ -12,6 +12,7 @@ mod followed;
 mod generation;
 mod gguf;
 mod longflow;
+mod matrices;
 mod parity;
 mod plain;
 mod prhs;

@@ -67,6 +67,18 @@ impl Check {
         }
     }
 
+    /// Whether the op runs on the CPU.
+    #[cfg(feature = "flex")]
+    pub(crate) fn on_cpu(&self) -> bool {
+        matches!(self.device.as_dispatch(), DispatchDevice::Flex(_))
+    }
+
+    /// Whether the op runs on the CPU.
+    #[cfg(not(feature = "flex"))]
+    pub(crate) fn on_cpu(&self) -> bool {
+        false
+    }
+
     pub(crate) fn shape(
         &self,
         argument: &'static str,

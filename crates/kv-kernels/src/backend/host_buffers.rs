@@ -1,17 +1,55 @@
 //! Tensor buffers on the CPU: read, created, and written in place.
 
+use std::ops::Deref;
+
 use burn::backend::{DType, Element, Shape, TensorData};
 use burn_flex::FlexTensor;
 use bytemuck::Pod;
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 /// A tensor's elements as f32.
-pub(crate) fn wide(tensor: &FlexTensor) -> Vec<f32> {
+pub(crate) enum Wide {
+    /// A tensor of f32, without gaps. It shares its buffer.
+    Shared(FlexTensor),
+    /// Converted numbers.
+    Converted(Vec<f32>),
+}
+
+impl Deref for Wide {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        match self {
+            Self::Shared(tensor) => slice(tensor),
+            Self::Converted(numbers) => numbers,
+        }
+    }
+}
+
+impl Default for Wide {
+    fn default() -> Self {
+        Self::Converted(Vec::new())
+    }
+}
+
+impl Wide {
+    /// The numbers, to be changed.
+    pub(crate) fn into_vec(self) -> Vec<f32> {
+        match self {
+            Self::Shared(tensor) => slice(&tensor).to_vec(),
+            Self::Converted(numbers) => numbers,
+        }
+    }
+}
+
+/// A tensor's elements as f32.
+pub(crate) fn wide(tensor: &FlexTensor) -> Wide {
     let tensor = tensor.to_contiguous();
     match tensor.dtype() {
-        DType::F16 => slice::<f16>(&tensor).iter().map(|x| x.to_f32()).collect(),
-        DType::BF16 => slice::<bf16>(&tensor).iter().map(|x| x.to_f32()).collect(),
-        _ => slice::<f32>(&tensor).to_vec(),
+        DType::F16 => Wide::Converted(slice::<f16>(&tensor).to_f32_vec()),
+        DType::BF16 => Wide::Converted(slice::<bf16>(&tensor).to_f32_vec()),
+        _ => Wide::Shared(tensor),
     }
 }
 

@@ -8,6 +8,8 @@
 //! - [`bf16_pairs`]: factors of matrix instructions as sums of two bf16 numbers.
 //! - [`pool`]: pools of slots and head ranges as kernel arguments.
 //! - [`prefix_sum`]: exclusive prefix sums over a cube's units.
+//! - [`host_vectors`]: vector instructions of CPUs.
+//! - [`host_product`]: matrix products on CPUs.
 //! - [`barrier`]: a barrier that also orders writes to global memory.
 //! - [`cluster`]: clusters of cubes (thread block clusters) and their distributed shared memory.
 //! - [`ptx`]: NVIDIA instructions that CubeCL does not offer.
@@ -21,6 +23,10 @@ pub(crate) mod barrier;
 pub(crate) mod bf16_pairs;
 #[cfg(feature = "gpu")]
 pub(crate) mod cluster;
+#[cfg(feature = "flex")]
+pub(crate) mod host_product;
+#[cfg(feature = "flex")]
+pub(crate) mod host_vectors;
 #[cfg(feature = "gpu")]
 pub(crate) mod pool;
 #[cfg(feature = "gpu")]

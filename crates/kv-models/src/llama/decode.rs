@@ -45,7 +45,7 @@ impl Llama {
         let [batch] = tokens.dims();
         let config = &self.config;
         let width = config.num_query_heads * config.head_dim;
-        let mut hidden = self.embedding.val().select(0, tokens);
+        let mut hidden = self.embed(tokens);
         let count = self.layers.len();
         let board = Arc::default();
         let factor = config.rope_scaling.attention_factor();
@@ -111,7 +111,7 @@ impl Llama {
         self.check_step(&flat, added, cache)?;
         let config = &self.config;
         let width = config.num_query_heads * config.head_dim;
-        let mut hidden = self.embedding.val().select(0, self.upload(&flat));
+        let mut hidden = self.embed(self.upload(&flat));
         let positions = self.positions(cache, added);
         for (layer, slots) in self.layers.iter().zip(&mut cache.layers) {
             let heads = layer.heads(config, &self.rope);

@@ -93,6 +93,11 @@ impl Linear {
         (weight, bias)
     }
 
+    /// The weights, to be replaced.
+    pub(super) fn weight_mut(&mut self) -> &mut Param<Tensor<2>> {
+        &mut self.weight
+    }
+
     /// The outputs of a row, `out`.
     pub(super) fn width(&self) -> usize {
         self.weight.dims()[0]

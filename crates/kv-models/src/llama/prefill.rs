@@ -196,7 +196,7 @@ impl Llama {
 impl<'a> PrefillState<'a> {
     fn new(llama: &Llama, group: &PromptGroup<'a>) -> Self {
         let (batch, tokens) = (group.prompts.len(), group.prompts.first().map_or(0, |p| p.len()));
-        let hidden = llama.embedding.val().select(0, llama.upload(&group.prompts.concat()));
+        let hidden = llama.embed(llama.upload(&group.prompts.concat()));
         let positions = Tensor::<1, Int>::arange(0..tokens as i64, (&llama.device(), DType::I32));
         let positions = positions.unsqueeze_dim::<2>(0).expand([batch, tokens]);
         Self {

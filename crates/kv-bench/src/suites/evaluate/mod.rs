@@ -103,6 +103,13 @@ fn default_answers(model: &str) -> anyhow::Result<PathBuf> {
     Ok(folder.join(format!("evaluate-{name}.jsonl")))
 }
 
+/// A model's dtype, and the dtype of its matrices where it is another.
+fn dtypes(model: &Model) -> String {
+    let [own, matrices] = [model.llama().dtype(), model.llama().matrix_dtype()]
+        .map(|dtype| format!("{dtype:?}").to_lowercase());
+    if own == matrices { own } else { format!("{own}, matrices {matrices}") }
+}
+
 /// A model's tokenizer as tasks take it.
 struct ModelTokens<'a>(&'a Model);
 
@@ -307,7 +314,7 @@ impl<'a> Runs<'a, '_, '_> {
         Key {
             model: model.name().into(),
             fingerprint: self.fingerprint.clone(),
-            dtype: format!("{:?}", model.llama().dtype()).to_lowercase(),
+            dtype: dtypes(model),
             task: asked.task.name.clone(),
             question: asked.question.id.clone(),
             subset: asked.question.subset.clone(),

@@ -54,8 +54,8 @@ mod cpu {
                 dtype,
                 scale: args.scale,
             };
-            let (query, mut output) = (wide(&args.query), wide(&args.output));
-            let mut log_sum_exp = wide(&args.log_sum_exp);
+            let (query, mut output) = (wide(&args.query), wide(&args.output).into_vec());
+            let mut log_sum_exp = wide(&args.log_sum_exp).into_vec();
             let chosen = args.chosen.into_option().zip(args.counts.into_option());
             let chosen = chosen.map(|(chosen, counts)| {
                 (dims::<2>(&chosen)[1], chosen.to_contiguous(), counts.to_contiguous())

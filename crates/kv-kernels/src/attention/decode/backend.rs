@@ -32,8 +32,9 @@ mod cpu {
     use crate::attention::decode::ViewKind;
     use crate::attention::decode::args::{DecodeArgs, DecodeTensors};
     use crate::attention::decode::problem::{Problem, Scores, Solution, View};
-    use crate::attention::decode::vectorised::{HostFloat, solve};
+    use crate::attention::decode::vectorised::solve;
     use crate::backend::host_buffers::slice;
+    use crate::components::host_vectors::HostFloat;
 
     impl DecodeAttentionOps for Flex {
         fn decode_attention(args: DecodeArgs<Self>) -> DecodeTensors<Self> {

@@ -7,49 +7,19 @@
 //! M = max_p m_p,  s = Σ_p s_p exp(m_p − M),  o = Σ_p o_p exp(m_p − M) / s,  lse = M + ln s
 //! ```
 
-use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::problem::{Problem, Scores, Solution};
+use crate::components::host_vectors::{
+    HostFloat, ROWS_TOGETHER, add_four, add_one, dot, exponentials, maximum, sum,
+};
 
 /// Slots of a part: enough work for a core to be woken up, and few enough that short ranges reach
 /// all cores.
 const PART: usize = 256;
 /// Multiplications below which one core is faster than several, as waking them takes some 10 µs.
 const ALONE: usize = 1 << 17;
-/// Slots whose values are added to an output together, so that it is read and written once.
-const TOGETHER: usize = 4;
-
-/// A number of keys and values.
-pub(crate) trait HostFloat: Copy + Send + Sync {
-    /// The numbers in f32: themselves, or converted in `room`, which has as many.
-    fn widened<'a>(numbers: &'a [Self], room: &'a mut [f32]) -> &'a [f32];
-}
-
-impl HostFloat for f32 {
-    #[inline(always)]
-    fn widened<'a>(numbers: &'a [Self], _room: &'a mut [f32]) -> &'a [f32] {
-        numbers
-    }
-}
-
-impl HostFloat for f16 {
-    #[inline(always)]
-    fn widened<'a>(numbers: &'a [Self], room: &'a mut [f32]) -> &'a [f32] {
-        numbers.convert_to_f32_slice(room);
-        room
-    }
-}
-
-impl HostFloat for bf16 {
-    #[inline(always)]
-    fn widened<'a>(numbers: &'a [Self], room: &'a mut [f32]) -> &'a [f32] {
-        numbers.convert_to_f32_slice(room);
-        room
-    }
-}
 
 /// Solves `problem`.
 pub(crate) fn solve<E: HostFloat>(problem: &Problem<'_, E>, scores: Scores) -> Solution {
@@ -169,7 +139,7 @@ impl<E: HostFloat> WithSimd for PartTask<'_, E> {
         let mut weights = vec![0.0; logits.len()];
         let heads = logits.chunks_mut(self.slots.len()).zip(weights.chunks_mut(self.slots.len()));
         for (g, (logits, weights)) in heads.enumerate() {
-            (part.maxima[g], part.sums[g]) = self.softmax(logits, weights);
+            (part.maxima[g], part.sums[g]) = self.softmax(simd, logits, weights);
             part.weighs[g] = logits.iter().any(|logit| *logit != f32::NEG_INFINITY);
         }
         self.add_values(simd, &weights, &mut part.outputs);
@@ -203,7 +173,7 @@ impl<E: HostFloat> PartTask<'_, E> {
     /// Adds the logarithms of weights to a head's logits, and writes the exponentials by which
     /// values are weighted. Returns the largest exponent, and the sum of the exponentials.
     #[inline(always)]
-    fn softmax(&self, logits: &mut [f32], weights: &mut [f32]) -> (f32, f32) {
+    fn softmax<S: Simd>(&self, simd: S, logits: &mut [f32], weights: &mut [f32]) -> (f32, f32) {
         let Problem { log_weights, numerators, .. } = *self.problem;
         weights.copy_from_slice(logits);
         if let Some(log_weights) = log_weights {
@@ -211,26 +181,20 @@ impl<E: HostFloat> PartTask<'_, E> {
             logits.iter_mut().zip(own).for_each(|(logit, weight)| *logit += weight);
         }
         // A separate numerator may weigh a slot whose weight in the denominator is 0.
-        let of = if numerators.is_some() { &*weights } else { &*logits };
-        let top = of.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let exponential = |x: f32| if x == f32::NEG_INFINITY { 0.0 } else { (x - top).exp() };
-        let mut sum = 0.0;
-        match numerators {
-            None => {
-                for (weight, logit) in weights.iter_mut().zip(&*logits) {
-                    *weight = exponential(*logit);
-                    sum += *weight;
-                }
-            }
-            Some(numerators) => {
-                let slots = logits.iter().zip(self.slots);
-                for (weight, (logit, &slot)) in weights.iter_mut().zip(slots) {
-                    sum += exponential(*logit);
-                    *weight = exponential(*weight) * numerators[slot];
-                }
-            }
+        let Some(numerators) = numerators else {
+            weights.copy_from_slice(logits);
+            let top = maximum(simd, weights);
+            exponentials(simd, weights, top);
+            return (top, sum(simd, weights));
+        };
+        let top = maximum(simd, weights);
+        let mut weighted = logits.to_vec();
+        exponentials(simd, &mut weighted, top);
+        exponentials(simd, weights, top);
+        for (weight, &slot) in weights.iter_mut().zip(self.slots) {
+            *weight *= numerators[slot];
         }
-        (top, sum)
+        (top, sum(simd, &weighted))
     }
 
     /// Adds the values, weighted by `weights` `[G, slots]`, to `outputs` `[G, D]`.
@@ -238,11 +202,11 @@ impl<E: HostFloat> PartTask<'_, E> {
     fn add_values<S: Simd>(&self, simd: S, weights: &[f32], outputs: &mut [f32]) {
         let Problem { values, head_dim, .. } = *self.problem;
         let count = self.slots.len();
-        let mut rooms: [Vec<f32>; TOGETHER] = std::array::from_fn(|_| vec![0.0; head_dim]);
+        let mut rooms: [Vec<f32>; ROWS_TOGETHER] = std::array::from_fn(|_| vec![0.0; head_dim]);
         let row = |slot: usize| &values[slot * head_dim..][..head_dim];
         let mut at = 0;
         while at < count {
-            let some = TOGETHER.min(count - at);
+            let some = ROWS_TOGETHER.min(count - at);
             let [a, b, c, d] = &mut rooms;
             let slot = |i: usize| self.slots[at + i.min(some - 1)];
             let rows = [
@@ -268,57 +232,5 @@ impl<E: HostFloat> PartTask<'_, E> {
             }
             at += some;
         }
-    }
-}
-
-/// `a · b`, in f32.
-#[inline(always)]
-fn dot<S: Simd>(simd: S, a: &[f32], b: &[f32]) -> f32 {
-    let ((a, a_rest), (b, b_rest)) = (S::as_simd_f32s(a), S::as_simd_f32s(b));
-    // Two sums hide half of an addition's latency.
-    let mut sums = [simd.splat_f32s(0.0); 2];
-    let (a_pairs, a_last) = (a.chunks_exact(2), a.chunks_exact(2).remainder());
-    let (b_pairs, b_last) = (b.chunks_exact(2), b.chunks_exact(2).remainder());
-    for (a, b) in a_pairs.zip(b_pairs) {
-        sums[0] = simd.mul_add_e_f32s(a[0], b[0], sums[0]);
-        sums[1] = simd.mul_add_e_f32s(a[1], b[1], sums[1]);
-    }
-    for (a, b) in a_last.iter().zip(b_last) {
-        sums[0] = simd.mul_add_e_f32s(*a, *b, sums[0]);
-    }
-    let rest: f32 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
-    simd.reduce_sum_f32s(simd.add_f32s(sums[0], sums[1])) + rest
-}
-
-/// Adds a weighted row to `to`.
-#[inline(always)]
-fn add_one<S: Simd>(simd: S, row: &[f32], weight: f32, to: &mut [f32]) {
-    let ((row, row_rest), (to, to_rest)) = (S::as_simd_f32s(row), S::as_mut_simd_f32s(to));
-    let weights = simd.splat_f32s(weight);
-    for (to, row) in to.iter_mut().zip(row) {
-        *to = simd.mul_add_e_f32s(*row, weights, *to);
-    }
-    for (to, row) in to_rest.iter_mut().zip(row_rest) {
-        *to += row * weight;
-    }
-}
-
-/// Adds four weighted rows to `to`.
-#[inline(always)]
-fn add_four<S: Simd>(simd: S, rows: [&[f32]; TOGETHER], weights: [f32; TOGETHER], to: &mut [f32]) {
-    let splat = weights.map(|weight| simd.splat_f32s(weight));
-    let [a, b, c, d] = rows.map(S::as_simd_f32s);
-    let (to, to_rest) = S::as_mut_simd_f32s(to);
-    let whole = a.0.iter().zip(b.0).zip(c.0.iter().zip(d.0));
-    for (to, ((a, b), (c, d))) in to.iter_mut().zip(whole) {
-        let first = simd.mul_add_e_f32s(*a, splat[0], *to);
-        let second = simd.mul_f32s(*c, splat[2]);
-        let first = simd.mul_add_e_f32s(*b, splat[1], first);
-        let second = simd.mul_add_e_f32s(*d, splat[3], second);
-        *to = simd.add_f32s(first, second);
-    }
-    let rest = [a.1, b.1, c.1, d.1];
-    for (i, to) in to_rest.iter_mut().enumerate() {
-        *to += rest.iter().zip(&weights).map(|(row, weight)| row[i] * weight).sum::<f32>();
     }
 }

@@ -2,7 +2,7 @@
 //! serve policies that select tokens after a prompt: column sums of the attention matrix and
 //! log-sum-exps.
 
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "flex"))]
 mod backend;
 mod blocks;
 #[cfg(feature = "cuda")]
@@ -12,6 +12,8 @@ mod hopper;
 #[cfg(feature = "cuda")]
 mod launch;
 mod strategy;
+#[cfg(feature = "flex")]
+mod vectorised;
 
 use std::ops::Range;
 
@@ -108,9 +110,10 @@ pub fn prefill_attention(
     }
     let shape = PrefillShape { head_dim, halves: query.dtype() != DType::F32 };
     let strategy = check.chosen(options.strategy, query.dtype(), &shape)?;
-    #[cfg(feature = "cuda")]
-    if strategy == PrefillStrategy::Hopper {
-        return Ok(on_hopper(query, keys, values, options));
+    #[cfg(any(feature = "cuda", feature = "flex"))]
+    if strategy == PrefillStrategy::Hopper || (strategy == PrefillStrategy::Auto && check.on_cpu())
+    {
+        return Ok(by_backend(query, keys, values, options));
     }
     debug_assert_ne!(strategy, PrefillStrategy::Hopper, "it is built with `cuda` alone");
     Ok(blocks::attend(query, keys, values, options))
@@ -152,8 +155,9 @@ impl Mask {
     }
 }
 
-#[cfg(feature = "cuda")]
-fn on_hopper(
+/// Attention by an implementation of the device's own.
+#[cfg(any(feature = "cuda", feature = "flex"))]
+fn by_backend(
     query: &Tensor<4>,
     keys: &Tensor<4>,
     values: &Tensor<4>,
@@ -187,7 +191,7 @@ fn on_hopper(
 }
 
 /// [`PrefillOptions`] as backends receive them.
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "flex"))]
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PrefillConfig {
     pub(crate) scale: f32,

@@ -51,7 +51,7 @@ mod cpu {
     use burn_flex::FlexTensor;
 
     use super::HeadsOps;
-    use crate::backend::host_buffers::{owned, rounded, rounding, slice, slice_mut, wide};
+    use crate::backend::host_buffers::{Wide, owned, rounded, rounding, slice, slice_mut, wide};
     use crate::backend::optional::OptionalFloat;
     use crate::layers::heads::HeadConfig;
     use crate::layers::heads::args::{PlacementArgs, Projection, Written};
@@ -139,10 +139,10 @@ mod cpu {
 
     /// The projections of new tokens, as f32.
     struct ProjectionData {
-        projected: Vec<f32>,
+        projected: Wide,
         positions: Vec<i32>,
-        tables: Option<[Vec<f32>; 2]>,
-        norms: Option<[Vec<f32>; 2]>,
+        tables: Option<[Wide; 2]>,
+        norms: Option<[Wide; 2]>,
         config: HeadConfig,
         round: fn(f32) -> f32,
     }
@@ -179,7 +179,7 @@ mod cpu {
             }
         }
     }
-    fn slices(both: &[Vec<f32>; 2]) -> [&[f32]; 2] {
-        both.each_ref().map(Vec::as_slice)
+    fn slices(both: &[Wide; 2]) -> [&[f32]; 2] {
+        both.each_ref().map(|own| &**own)
     }
 }

@@ -1,5 +1,10 @@
 //! The ops on heads in plain loops: the CPU path, and the oracle of the kernels' tests.
 
+use rayon::prelude::*;
+
+/// Numbers that a core writes at a time, as waking it takes some 10 µs.
+const PART: usize = 1 << 14;
+
 /// The arguments of a call, as f32. The caller rounds the results.
 pub(crate) struct Tokens<'a> {
     /// `[N, (Hq + 2 Hkv) D]`
@@ -18,13 +23,14 @@ pub(crate) struct Tokens<'a> {
 }
 
 impl Tokens<'_> {
-    /// Head `head` (counted over queries, keys, values) of token `token`, after norm and RoPE.
-    pub(crate) fn head(&self, token: usize, head: usize) -> Vec<f32> {
+    /// Writes head `head` (counted over queries, keys, values) of token `token` to `row`, after norm
+    /// and RoPE.
+    fn write_head(&self, token: usize, head: usize, row: &mut [f32]) {
         let heads = self.query_heads + 2 * self.kv_heads;
         let at = (token * heads + head) * self.head_dim;
-        let mut row = self.projected[at..][..self.head_dim].to_vec();
+        row.copy_from_slice(&self.projected[at..][..self.head_dim]);
         if head >= self.query_heads + self.kv_heads {
-            return row;
+            return;
         }
         if let Some((weights, epsilon)) = self.norms {
             let weight = weights[usize::from(head >= self.query_heads)];
@@ -46,21 +52,18 @@ impl Tokens<'_> {
                 row[i + half] = second * cos + first * sin;
             }
         }
-        row
     }
 
     /// The `count` heads from `first` on of all sequences, of `tokens` tokens each, `[B, count,
     /// tokens, D]`.
     pub(crate) fn heads(&self, first: usize, count: usize, tokens: usize) -> Vec<f32> {
-        let all = self.positions.len();
-        let mut out = Vec::with_capacity(all * count * self.head_dim);
-        for start in (0..all).step_by(tokens.max(1)) {
-            for head in first..first + count {
-                for token in start..start + tokens {
-                    out.extend(self.head(token, head));
-                }
-            }
-        }
+        let mut out = vec![0.0; self.positions.len() * count * self.head_dim];
+        let rows = out.par_chunks_mut(self.head_dim).with_min_len(PART.div_ceil(self.head_dim));
+        rows.enumerate().for_each(|(row, to)| {
+            let (sequence, head, token) =
+                (row / (count * tokens), row / tokens % count, row % tokens);
+            self.write_head(sequence * tokens + token, first + head, to);
+        });
         out
     }
 }

@@ -13,7 +13,8 @@ use crate::backend::optional::OptionalFloat;
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait LinearOps: Backend {
     /// The product of `x` `[N, K]` and the transpose of `weight` `[M, K]`, for few rows, by
-    /// [`LinearStrategy::Portable`] or [`LinearStrategy::TensorCore`]; on a CPU by the reference.
+    /// [`LinearStrategy::Portable`] or [`LinearStrategy::TensorCore`]; on a CPU by vector
+    /// instructions, with weights of any type.
     fn skinny_product(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -71,7 +72,7 @@ impl HopperLinearOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The implementation for the CPU, which runs the reference.
+    //! The implementation for the CPU.
 
     use burn::backend::{DType, Element, Flex};
     use burn_flex::FlexTensor;
@@ -80,8 +81,9 @@ mod cpu {
 
     use super::{LinearOps, LinearStrategy};
     use crate::backend::host_buffers::{rounded, slice, wide};
+    use crate::components::host_vectors::HostFloat;
     use crate::layers::linear::args::Epilogue;
-    use crate::layers::linear::reference::{finish, product};
+    use crate::layers::linear::vectorised::{finish, product};
 
     impl LinearOps for Flex {
         fn skinny_product(
@@ -90,25 +92,24 @@ mod cpu {
             epilogue: Epilogue<Self>,
             _strategy: LinearStrategy,
         ) -> FlexTensor {
-            match x.dtype() {
-                DType::F16 => product_of::<f16>(x, weight, epilogue, f16::to_f32),
-                DType::BF16 => product_of::<bf16>(x, weight, epilogue, bf16::to_f32),
-                _ => product_of::<f32>(x, weight, epilogue, |x| x),
+            match weight.dtype() {
+                DType::F16 => product_of::<f16>(x, weight, epilogue),
+                DType::BF16 => product_of::<bf16>(x, weight, epilogue),
+                _ => product_of::<f32>(x, weight, epilogue),
             }
         }
     }
 
-    fn product_of<E: Element + Pod + Sync>(
+    fn product_of<E: Element + Pod + HostFloat>(
         x: FlexTensor,
         weight: FlexTensor,
         epilogue: Epilogue<Flex>,
-        load: impl Fn(E) -> f32 + Copy + Sync,
     ) -> FlexTensor {
         let ([rows, inputs], [outputs, _]) =
             (x.layout().shape().dims(), weight.layout().shape().dims());
         let dtype = x.dtype();
         let weight = weight.to_contiguous();
-        let sums = product(&wide(&x), slice::<E>(&weight), inputs, load);
+        let sums = product(&wide(&x), slice::<E>(&weight), inputs);
         let [bias, residual] =
             [&epilogue.bias, &epilogue.residual].map(|tensor| tensor.as_ref().map(wide));
         let gated = epilogue.config.gated;

@@ -13,10 +13,11 @@ mod hopper_wide;
 mod launch;
 #[cfg(feature = "gpu")]
 mod plain;
-mod reference;
 mod strategy;
 #[cfg(feature = "gpu")]
 mod tensor_core;
+#[cfg(feature = "flex")]
+mod vectorised;
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
@@ -73,7 +74,8 @@ pub struct RowNorm {
 /// the other rows: a batch gives each sequence exactly what it gets alone.
 ///
 /// # Shapes
-/// `x` `[N, in]`; `weight` `[out, in]`, bias and residual of its dtype. Returns `[N, out]`, or `[N,
+/// `x` `[N, in]`; `weight` `[out, in]`, bias and residual of the dtype of `x`. On a CPU, f16 and
+/// bf16 weights also go with `x` in f32: sums then are in f32 from factors in f32. Returns `[N, out]`, or `[N,
 /// out / 2]` where gated.
 ///
 /// # Errors
@@ -92,7 +94,11 @@ pub fn linear(
     check.float("x", &x)?;
     check.shape("weight", &weight, &[outputs, inputs])?;
     check.filled("weight", &weight)?;
-    check.same_dtype("weight", &weight, "the dtype of x", dtype)?;
+    if check.on_cpu() && dtype == DType::F32 {
+        check.float("weight", &weight)?;
+    } else {
+        check.same_dtype("weight", &weight, "the dtype of x", dtype)?;
+    }
     if let Some(bias) = &options.bias {
         check.shape("bias", bias, &[outputs])?;
         check.same_dtype("bias", bias, "the dtype of x", dtype)?;
@@ -175,5 +181,7 @@ fn wide(strategy: LinearStrategy, x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> 
         return Tensor::from_dispatch(y);
     }
     debug_assert_ne!(strategy, LinearStrategy::HopperWide, "it is built with `cuda` alone");
-    x.matmul(weight.transpose())
+    // Weights may be stored in fewer bits than the rows have.
+    let dtype = x.dtype();
+    x.matmul(weight.cast(dtype).transpose())
 }

@@ -33,15 +33,15 @@ impl RmsNormOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The implementation for the CPU, which runs the reference.
+    //! The implementation for the CPU.
 
-    use burn::backend::Flex;
+    use burn::backend::{DType, Flex};
     use burn_flex::FlexTensor;
 
     use super::RmsNormOps;
     use crate::backend::host_buffers::{rounded, rounding, wide};
     use crate::backend::optional::OptionalFloat;
-    use crate::layers::rms_norm::reference::rms_norm;
+    use crate::layers::rms_norm::vectorised::rms_norm;
 
     impl RmsNormOps for Flex {
         fn rms_norm(
@@ -54,12 +54,18 @@ mod cpu {
             let shape: [usize; 2] = x.layout().shape().dims();
             let sum = match delta.as_ref() {
                 Some(delta) => {
-                    let sum = wide(&x).into_iter().zip(wide(delta)).map(|(x, delta)| x + delta);
+                    let (x, delta) = (wide(&x), wide(delta));
+                    let sum = x.iter().zip(&*delta).map(|(x, delta)| x + delta);
                     rounded(sum.collect(), shape, dtype)
                 }
                 None => x,
             };
-            let normed = rms_norm(&wide(&sum), &wide(&weight), epsilon, rounding(dtype));
+            let (rows, weight) = (wide(&sum), wide(&weight));
+            let normed = match dtype {
+                // Known to round nothing, so that the loop vectorises.
+                DType::F32 => rms_norm(&rows, &weight, epsilon, |x| x),
+                _ => rms_norm(&rows, &weight, epsilon, rounding(dtype)),
+            };
             (rounded(normed, shape, dtype), sum)
         }
     }

@@ -5,7 +5,8 @@ mod backend;
 mod kernel;
 #[cfg(feature = "gpu")]
 mod launch;
-mod reference;
+#[cfg(feature = "flex")]
+mod vectorised;
 
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;

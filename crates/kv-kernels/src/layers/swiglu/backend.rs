@@ -20,14 +20,14 @@ impl SwigluOps for CubeBackend {
 
 #[cfg(feature = "flex")]
 mod cpu {
-    //! The implementation for the CPU, which runs the reference.
+    //! The implementation for the CPU.
 
     use burn::backend::Flex;
     use burn_flex::FlexTensor;
 
     use super::SwigluOps;
     use crate::backend::host_buffers::{rounded, wide};
-    use crate::layers::swiglu::reference::swiglu;
+    use crate::layers::swiglu::vectorised::swiglu;
 
     impl SwigluOps for Flex {
         fn swiglu(x: FlexTensor) -> FlexTensor {

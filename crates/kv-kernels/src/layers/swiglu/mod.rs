@@ -5,7 +5,8 @@ mod backend;
 mod kernel;
 #[cfg(feature = "gpu")]
 mod launch;
-pub(crate) mod reference;
+#[cfg(feature = "flex")]
+pub(crate) mod vectorised;
 
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;

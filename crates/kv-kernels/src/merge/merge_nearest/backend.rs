@@ -51,7 +51,8 @@ mod cpu {
             config: NearestConfig,
         ) -> MergingPools<Self> {
             let [_, head_dim] = pools.keys.layout().shape().dims();
-            let (mut keys, mut values) = (wide(&pools.keys), wide(&pools.values));
+            let (mut keys, mut values) =
+                (wide(&pools.keys).into_vec(), wide(&pools.values).into_vec());
             let [mut log_weights, mut log_scores, mut log_samples] =
                 [pools.log_weights, pools.log_scores, pools.log_samples].map(owned);
             let [mut votes, mut votes_high] = [pools.votes, pools.votes_high].map(owned);

@@ -56,8 +56,8 @@ mod cpu {
                 bits: args.pool.bits,
                 head_dim,
             };
-            let (query, mut output) = (wide(&args.query), wide(&args.output));
-            let mut log_sum_exp = wide(&args.log_sum_exp);
+            let (query, mut output) = (wide(&args.query), wide(&args.output).into_vec());
+            let mut log_sum_exp = wide(&args.log_sum_exp).into_vec();
             let [offsets, lengths] = [args.offsets, args.lengths].map(|t| t.to_contiguous());
             let (offsets, lengths) = (slice::<i32>(&offsets), slice::<i32>(&lengths));
             let heads = query.chunks(head_dim).zip(output.chunks_mut(head_dim));

@@ -39,7 +39,8 @@ mod cpu {
             let SketchUpdateArgs { sketch, pool, options, .. } = args;
             let tables = sketch.tables();
             let (shape, dtype) = (dims::<2>(&pool.keys), pool.keys.dtype());
-            let (mut keys, mut values) = (wide(&pool.keys), wide(&pool.values));
+            let (mut keys, mut values) =
+                (wide(&pool.keys).into_vec(), wide(&pool.values).into_vec());
             let [mut positions, mut lengths, mut moved] =
                 [pool.positions, args.lengths, args.moved].map(owned);
             let [mut slot_scores, mut token_scores] =

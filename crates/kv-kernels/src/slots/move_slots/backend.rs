@@ -192,7 +192,7 @@ mod cpu {
         let mut to = owned(to);
         let width = to.layout().shape().iter().skip(1).product();
         if from.dtype() != to.dtype() {
-            let (wide, dtype) = (wide(&from), to.dtype());
+            let (wide, dtype) = (wide(&from).into_vec(), to.dtype());
             let shape: Vec<usize> = from.layout().shape().to_vec();
             return moved(rounded(wide, shape, dtype), rows, to, slots);
         }
