@@ -20,7 +20,7 @@ use std::time::Instant;
 use anyhow::{Context, ensure};
 use kv_models::{Model, Request, Sampling, Session, generate_from};
 use kv_policies::Policy;
-use kv_tasks::{QuestionOptions, Task, Tokens};
+use kv_tasks::{Question, QuestionOptions, Task, Tokens};
 
 use crate::bench::ModelBench;
 use crate::console::say;
@@ -39,16 +39,41 @@ const BUDGETS: [f64; 3] = [0.5, 0.25, 0.1];
 /// Questions that generate together, where the command does not say how many.
 const BATCH: usize = 8;
 
+/// A graded answer of a question under a policy.
+pub(crate) struct Graded<'a> {
+    pub(crate) policy_run: &'a PolicyRun,
+    pub(crate) task: &'a Task,
+    pub(crate) question: &'a Question,
+    /// Whether the question is known at compression, one of [`mode`].
+    pub(crate) mode: &'a str,
+    pub(crate) output: &'a str,
+    /// 0 to 1, by the task's grader.
+    pub(crate) score: f64,
+}
+
 /// Runs the suite.
 ///
 /// # Errors
 /// Where a task, a model, a policy or the file of answers refuses.
 pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Evaluate) -> anyhow::Result<()> {
-    options.sampling().validate()?;
     let policy_runs = bench.common.policy_runs(&BUDGETS)?;
+    measure(bench, options, &policy_runs, &mut |_| Ok(()))
+}
+
+/// Records the answers of some policies, and shows each of them to `see`.
+///
+/// # Errors
+/// As [`run`], and the errors of `see`.
+pub(crate) fn measure(
+    bench: &mut ModelBench<'_>,
+    options: &Evaluate,
+    policy_runs: &[PolicyRun],
+    see: &mut dyn FnMut(&Graded<'_>) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    options.sampling().validate()?;
     let asked = questions(bench, options)?;
     let longest = asked.iter().map(Asked::tokens).max().unwrap_or_default();
-    bench.remark(&policy_runs, longest)?;
+    bench.remark(policy_runs, longest)?;
     let path = match &options.answers {
         Some(path) => path.clone(),
         None => default_answers(bench.model.name())?,
@@ -63,12 +88,13 @@ pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Evaluate) -> anyhow::Res
         ));
     }
     let fingerprint = bench.model.fingerprint()?;
-    let runs = Runs { bench, options, policy_runs: &policy_runs, asked: &asked, fingerprint };
+    let runs = Runs { bench, options, policy_runs, asked: &asked, fingerprint };
     let answers = runs.answers(&mut file)?;
     for (policy_run, asked, answer) in answers {
         // By the grader and the references of this run.
         let score = asked.score(&answer.output)?;
-        let question = &asked.question;
+        let (task, question, output) = (&*asked.task, &asked.question, &*answer.output);
+        see(&Graded { policy_run, task, question, mode: &answer.key.mode, output, score })?;
         // The name of a task with one subset may end with it.
         let task = match asked.task.name.ends_with(&question.subset) {
             true => asked.task.name.clone(),
