@@ -20,7 +20,7 @@ const MODEL: &str = "needle-1m";
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Common {
     /// A model folder, a GGUF file, a hub id, `random:PRESET`, or `needle-1m`. By default
-    /// `needle-1m`, and the paper's own model in some of papers' figures.
+    /// `needle-1m`; of some papers' figures, the paper's model.
     #[arg(long, global = true)]
     pub(crate) model: Option<String>,
     /// `auto`, `cpu`, `wgpu[:i]`, `vulkan[:i]`, `metal[:i]` or `cuda[:i]`.
@@ -435,8 +435,8 @@ pub(crate) struct PresetOptions {
     /// task's name, such as `FOLDER/gsm8k`, has that task's files.
     #[arg(long, value_name = "FOLDER")]
     pub(crate) data: Option<PathBuf>,
-    /// The paper's model whose numbers stand beside ours; by default the one whose name the model
-    /// has.
+    /// The paper's model whose numbers stand beside ours; by default the model itself where it is
+    /// one of the paper's, else the paper's first.
     #[arg(long, value_name = "NAME")]
     pub(crate) published: Option<String>,
     /// At most so many new tokens, in place of the preset's own number.

@@ -23,8 +23,8 @@ pub(super) const FIGURES: &[Figure] = &[
                 KeepKV",
         measures: "throughput and memory by batch",
         differs: "weights are random where no model is named, and the prompts' tokens are made up",
-        published: "rows named published are the paper's table 1, Llama-2-7B on an A100 of 80 GB, 4k \
-                    tokens at 20 %",
+        published: "rows named published are the paper's table 1, Llama-2-7B on an A100 of 80 GB, \
+                    4k tokens at 20 %",
         measurement: Measurement::ByBatch(ByBatch {
             size: Sizes {
                 paper: by_batch::Size { context: 4_096, steps: 64 },

@@ -184,9 +184,14 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Figure> {
     FIGURES.into_iter().flatten()
 }
 
-/// Reads a figure's name, and lists all of them in the help.
+/// Reads a figure's name, and lists all of them in the help with what stands in for the paper's
+/// model or data.
 fn parser() -> impl TypedValueParser<Value = &'static Figure> {
-    let values = all().map(|figure| PossibleValue::new(figure.name).help(figure.about));
+    let help = |figure: &Figure| match figure.stands_in {
+        "" => figure.about.to_string(),
+        other => format!("{} ({other})", figure.about),
+    };
+    let values = all().map(|figure| PossibleValue::new(figure.name).help(help(figure)));
     PossibleValuesParser::new(values)
         .try_map(|name| all().find(|figure| figure.name == name).ok_or("expected a figure's name"))
 }
@@ -228,7 +233,7 @@ pub(crate) fn run(bench: &mut Bench, paper: &Paper) -> anyhow::Result<()> {
             by_batch::run(bench, name, by_batch, options, gib)?;
         }
         Measurement::Preset(preset) => {
-            preset.run(bench, name, options)?;
+            preset.run(bench, name, &model, options)?;
             comparable = true;
         }
         Measurement::Model(run) => run(bench, name, options)?,
@@ -314,25 +319,24 @@ impl Paper {
     /// # Errors
     /// For the sizes of the paper on the CPU.
     pub(crate) fn check_device(&self, device_name: &str, common: &Common) -> anyhow::Result<()> {
-        let on_cpu = device_name == CPU && !common.quick;
-        if self.figure.preset().is_some() {
-            // The model alone is what is large.
-            let model = self.figure.model(common.model.as_deref(), false).unwrap_or_default();
+        let Self { figure, options } = self;
+        let name = figure.name;
+        let on_cpu = device_name == CPU && !common.quick && figure.wants_gpu;
+        if figure.preset().is_some() {
+            // The paper's model alone is what a CPU cannot run.
+            let model = figure.model(None, false).unwrap_or_default();
             ensure!(
                 !on_cpu || common.model.is_some(),
-                "{} runs {model}, for GPUs; on the CPU, name a smaller model by --model, or add \
-                 --quick",
-                self.figure.name
+                "{name} runs {model}, for GPUs; on the CPU, name a smaller model by --model, or \
+                 add --quick"
             );
             return Ok(());
         }
         // Whole models are beyond it at any length.
-        let sized = !self.options.lengths.is_empty() && !self.figure.takes_models();
-        let on_cpu = on_cpu && !sized;
+        let sized = !options.lengths.is_empty() && !figure.takes_models();
         ensure!(
-            !(on_cpu && self.figure.wants_gpu),
-            "{} has the paper's sizes, for GPUs; on the CPU, add --quick",
-            self.figure.name
+            !on_cpu || sized,
+            "{name} has the paper's sizes, for GPUs; on the CPU, add --quick"
         );
         Ok(())
     }
@@ -358,8 +362,7 @@ impl Paper {
         let mut brackets: Vec<String> = Vec::new();
         if let Some(preset) = self.figure.preset() {
             let model = self.figure.model(common.model.as_deref(), common.quick);
-            brackets
-                .extend(preset.other_model(&self.options.preset, model.unwrap_or(common.model())));
+            brackets.extend(preset.other_model(model.unwrap_or(common.model())));
         }
         let file = self.options.prompts.as_deref().and_then(|path| path.file_name());
         brackets.extend(match (file, *stands_in) {

@@ -74,7 +74,8 @@ pub(super) const FIGURES: &[Figure] = &[
     },
     Figure {
         name: "prhs-table6",
-        about: "GSM8K, CoQA and prefill perplexity of CIS*, PSAW, ETF and CPE with other parameters",
+        about: "GSM8K, CoQA and prefill perplexity of CIS*, PSAW, ETF and CPE with other \
+                parameters",
         measures: "GSM8K and CoQA of CIS*, PSAW, ETF and CPE",
         differs: "prompts are asked as they are, without a chat template; prefill perplexity is \
                   measured of the text that --text names, such as WikiText's, over windows of \

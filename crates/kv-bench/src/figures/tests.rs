@@ -69,12 +69,14 @@ fn titles_say_what_stands_in_for_the_paper_s_model_or_data() {
         assert_eq!(own.ends_with("(needles, not the paper's workload)"), prompts, "{own}");
         assert!(figure.quality().is_none_or(|_| figure.prompts), "{name}");
     }
-    let own = title("kv-bench paper kvreviver-fig6 --prompts folder/mine.jsonl");
+    let own = title("kv-bench paper kvreviver-fig6-needles --prompts folder/mine.jsonl");
     assert!(own.ends_with("(prompts of mine.jsonl, not the paper's workload)"), "{own}");
     let own = title("kv-bench paper longflow-table1 --model models/smollm2");
     assert!(own.ends_with("(smollm2, not the paper's model)"), "{own}");
-    let own = title("kv-bench paper longflow-table1 --model models/Qwen3-8B");
-    assert!(!own.contains('('), "{own}");
+    for model in ["models/Qwen3-8B", "hub/models--Qwen--Qwen3-8B/snapshots/4f", "Qwen3-8B.gguf"] {
+        let own = title(&format!("kv-bench paper longflow-table1 --model {model}"));
+        assert!(!own.contains('('), "{own}");
+    }
 }
 
 #[test]

@@ -77,6 +77,18 @@ pub(super) struct PaperModel {
 }
 
 impl PaperModel {
+    /// Whether a hub id, or a part of a path, has this model's name.
+    fn is_named_by(&self, model: &str) -> bool {
+        let id = self.name.to_lowercase();
+        let name = id.rsplit('/').next().unwrap_or(&id);
+        // The hub's cache.
+        let cached = format!("models--{}", id.replace('/', "--"));
+        model.to_lowercase().split(['/', '\\']).any(|part| {
+            let part = part.strip_suffix(".gguf").unwrap_or(part);
+            part == name || part == cached
+        })
+    }
+
     /// The row of a method at a budget. A row without a budget is of all.
     pub(super) fn row(&self, method: &str, budget: Option<Budget>) -> Option<&Published> {
         let fits = |own: &&Published| {
@@ -130,28 +142,29 @@ impl PresetFile {
         names
     }
 
-    /// The model whose numbers stand beside those of the model `name`, and whether it is that
-    /// model: the one that is `asked` for, the one of that name, or the first.
+    /// The paper's model that a hub id, a folder or a file names.
+    pub(super) fn own_model(&self, model: &str) -> Option<&PaperModel> {
+        self.models.iter().find(|own| own.is_named_by(model))
+    }
+
+    /// The paper's model whose numbers stand beside those of a model: the one that is `asked` for,
+    /// the model itself, or the paper's first.
     ///
     /// # Errors
     /// Where the paper has no model that is asked for.
-    pub(super) fn model(
+    pub(super) fn published(
         &self,
         asked: Option<&str>,
-        name: &str,
-    ) -> anyhow::Result<(&PaperModel, bool)> {
-        // A local folder mostly has the last part of the hub id.
-        let last = |name: &str| name.rsplit('/').next().unwrap_or(name).to_lowercase();
-        let find = |name: &str| self.models.iter().find(|own| last(&own.name) == last(name));
-        if let Some(asked) = asked {
-            let names: Vec<&str> = self.models.iter().map(|own| &*own.name).collect();
-            let own = find(asked).with_context(|| {
-                format!("--published: there is no `{asked}`, but {}", names.join(", "))
-            })?;
-            return Ok((own, true));
-        }
-        let first = self.models.first().context("the preset has no model")?;
-        Ok(find(name).map_or((first, false), |own| (own, true)))
+        model: &str,
+    ) -> anyhow::Result<&PaperModel> {
+        let Some(asked) = asked else {
+            let own = self.own_model(model).or(self.models.first());
+            return own.context("the preset has no model");
+        };
+        let names: Vec<&str> = self.models.iter().map(|own| &*own.name).collect();
+        self.own_model(asked).with_context(|| {
+            format!("--published: there is no `{asked}`, but {}", names.join(", "))
+        })
     }
 
     /// A published number as a share of one.

@@ -8,6 +8,9 @@ mod file;
 #[cfg(test)]
 mod tests;
 
+use std::ffi::OsStr;
+use std::path::Path;
+
 use anyhow::{Context, anyhow, bail, ensure};
 use kv_core::Budget;
 use kv_models::ModelError;
@@ -63,7 +66,7 @@ impl Preset {
     pub(super) fn check(&self, options: &PresetOptions) -> anyhow::Result<()> {
         let paper = PresetFile::read(self.toml)?;
         paper.columns(&options.tasks)?;
-        paper.model(options.published.as_deref(), "")?;
+        paper.published(options.published.as_deref(), "")?;
         if let Some(folder) = &options.data {
             ensure!(folder.is_dir(), "--data: {} is no folder", folder.display());
         }
@@ -71,15 +74,14 @@ impl Preset {
     }
 
     /// What titles say of a model that is none of the paper's.
-    pub(super) fn other_model(&self, options: &PresetOptions, model: &str) -> Option<String> {
+    pub(super) fn other_model(&self, model: &str) -> Option<String> {
         let paper = PresetFile::read(self.toml).ok()?;
-        let model = model.trim_end_matches('/');
-        let (_, is_it) = paper.model(options.published.as_deref(), model).ok()?;
-        let last = model.rsplit('/').next().unwrap_or(model);
-        (!is_it).then(|| format!("{last}, not the paper's model"))
+        let name = Path::new(model).file_name().map_or(model.into(), OsStr::to_string_lossy);
+        paper.own_model(model).is_none().then(|| format!("{name}, not the paper's model"))
     }
 
-    /// Answers the paper's tasks, and sets the paper's numbers beside the scores.
+    /// Answers the paper's tasks by the loaded model, which `model` names, and sets the paper's
+    /// numbers beside the scores.
     ///
     /// # Errors
     /// Where a task, a policy, the model or the file of answers refuses.
@@ -87,6 +89,7 @@ impl Preset {
         &self,
         bench: &mut ModelBench<'_>,
         name: &str,
+        model: &str,
         options: &PaperOptions,
     ) -> anyhow::Result<()> {
         let paper = PresetFile::read(self.toml)?;
@@ -97,10 +100,10 @@ impl Preset {
         let all = methods.iter().map(|own| own.policy_run.clone()).collect();
         let policy_runs = bench.common.select_or_add(all, &budgets)?;
         let mut settings = settings(&paper, &columns, &bench.common, options);
-        let template = ask_without_template(bench, &mut settings, own)?;
+        ask_without_template(bench, &mut settings, own)?;
         fit(bench, &paper, &mut settings)?;
-        let model = bench.model.name().to_string();
-        let (published, is_it) = paper.model(own.published.as_deref(), &model)?;
+        let published = paper.published(own.published.as_deref(), model)?;
+        let is_it = paper.own_model(model).is_some_and(|own| own.name == published.name);
         let mut scores = Scores::new(&columns, settings.mode == Mode::Both);
         evaluate::measure(bench, &settings, &policy_runs, &mut |graded| scores.add(graded))
             .map_err(|error| match error.chain().any(|cause| cause.is::<TaskError>()) {
@@ -108,15 +111,14 @@ impl Preset {
                 false => error,
             })?;
         let mut changed = changed(&paper, &bench.common, options);
-        changed.extend(template);
         if !is_it {
-            changed.insert(0, format!("the model is {model}"));
+            changed.insert(0, format!("the model is {}", bench.model.name()));
         }
         scores.record(bench, name, &paper, published, &methods, &policy_runs, changed.is_empty());
         if !published.rows.is_empty() {
             let rest = match changed.is_empty() {
                 true => String::new(),
-                false => format!("; no differences, as {}", changed.join(", ")),
+                false => format!("; no differences: {}", changed.join("; ")),
             };
             bench.note(format!("published numbers: {}, of {}{rest}", paper.source, published.name));
         }
@@ -190,11 +192,11 @@ fn ask_without_template(
     bench: &mut ModelBench<'_>,
     settings: &mut Evaluate,
     own: &PresetOptions,
-) -> anyhow::Result<Option<String>> {
+) -> anyhow::Result<()> {
     let missing =
         matches!(bench.model.chat_template(), Err(ModelError::MissingChatTemplate { .. }));
     if !missing || own.chat.is_some() {
-        return Ok(None);
+        return Ok(());
     }
     let asked = settings.chat.map(Chat::wanted);
     let mut chats = false;
@@ -202,7 +204,11 @@ fn ask_without_template(
         chats |= asked.map_or_else(|| Task::named(name).map(|task| task.chat), Ok)?;
     }
     settings.chat = Some(Chat::Raw);
-    Ok(chats.then(|| "the model has no chat template, and is asked without one".into()))
+    if chats {
+        let model = bench.model.name().to_string();
+        bench.note(format!("{model} has no chat template, and is asked without one"));
+    }
+    Ok(())
 }
 
 /// Cuts prompts to the model's positions where the paper does.

@@ -87,7 +87,10 @@ fn averages_are_of_the_numbers_beside_them() {
 fn gsm8k(folder: &Path) -> String {
     let own = folder.join("gsm8k");
     std::fs::create_dir(&own).unwrap();
-    let row = |a: usize| json!({"question": format!("What is {a} and 4?"), "answer": format!("#### {}", a + 4)});
+    let row = |a: usize| {
+        let (question, answer) = (format!("What is {a} and 4?"), format!("#### {}", a + 4));
+        json!({"question": question, "answer": answer})
+    };
     std::fs::write(own.join("test.jsonl"), format!("{}\n{}\n", row(3), row(9))).unwrap();
     folder.display().to_string()
 }
@@ -123,20 +126,34 @@ fn the_paper_s_numbers_stand_beside_ours() {
     assert!(of(&records, metric::PUBLISHED_SCORE, "full", "COQA").is_empty());
     for part in [
         "(needle-1m, not the paper&#39;s model)",
-        "PrHS, table II, of meta-llama/Llama-2-7b-chat-hf; no differences, as the model is \
-         needle-1m, questions are few, answers have another length",
+        "PrHS, table II, of meta-llama/Llama-2-7b-chat-hf; no differences: the model is \
+         needle-1m; questions are few; answers have another length",
         "22.97 %",
     ] {
         assert!(report.contains(part), "{part}");
     }
-    // With the paper's setting and model there are differences.
-    let (records, report) = run(&format!("{line} --published mistralai/Mistral-7B-v0.1")).unwrap();
+    // With the paper's setting, and a model of the paper's name, there are differences.
+    let named = folder.path().join("Mistral-7B-v0.1");
+    let assets = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kv-models/assets/needle-1m");
+    std::fs::create_dir(&named).unwrap();
+    for entry in std::fs::read_dir(assets).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, named.join(path.file_name().unwrap())).unwrap();
+    }
+    let line = line.replace("--model needle-1m", &format!("--model {}", named.display()));
+    let (records, report) = run(&line).unwrap();
     let [ours, published, difference] =
         [metric::OUR_SCORE, metric::PUBLISHED_SCORE, metric::SCORE_DIFFERENCE]
             .map(|metric| of(&records, metric, "full", "GSM8K flexible"));
     assert_eq!((ours.len(), &published[..]), (2, &[0.3821][..]));
     assert_eq!(difference, [ours.iter().sum::<f64>() / 2.0 - 0.3821]);
-    assert!(!report.contains("no differences"));
+    assert!(!report.contains("no differences") && !report.contains("not the paper&#39;s model"));
+    // Another model's numbers are no setting of this one's.
+    let line = format!("{line} --published Meta-Llama-3-70B");
+    let (records, report) = run(&line).unwrap();
+    let published = of(&records, metric::PUBLISHED_SCORE, "cis", "GSM8K strict");
+    assert_eq!(published, [0.7526]);
+    assert!(report.contains("no differences: the model is Mistral-7B-v0.1"));
 }
 
 #[test]
