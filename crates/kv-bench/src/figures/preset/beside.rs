@@ -21,6 +21,19 @@ pub(super) struct Scores<'a> {
     all: Vec<Score>,
 }
 
+/// The paper's side of a table.
+pub(super) struct Table<'a> {
+    /// The preset's name.
+    pub(super) name: &'a str,
+    pub(super) paper: &'a PresetFile,
+    /// The model whose numbers are shown.
+    pub(super) published: &'a PaperModel,
+    /// The paper's methods as they ran.
+    pub(super) methods: &'a [MethodRun],
+    /// Whether the difference of ours is shown.
+    pub(super) comparable: bool,
+}
+
 /// The score of an answer.
 struct Score {
     /// The policy's label and budget.
@@ -67,19 +80,14 @@ impl<'a> Scores<'a> {
         Ok(())
     }
 
-    /// Records every score, and beside their means the published numbers of the same policies. The
-    /// difference is recorded where numbers are `comparable`.
-    #[expect(clippy::too_many_arguments, reason = "a table has many parts")]
+    /// Records every score, and beside their means the published numbers of the same policies.
     pub(super) fn record(
         &self,
         bench: &mut ModelBench<'_>,
-        name: &str,
-        paper: &PresetFile,
-        published: &PaperModel,
-        methods: &[MethodRun],
+        table: &Table<'_>,
         policy_runs: &[PolicyRun],
-        comparable: bool,
     ) {
+        let Table { name, paper, published, methods, comparable } = *table;
         for policy_run in policy_runs {
             let setup = policy_run.setup();
             let own = methods.iter().find(|own| own.policy_run.setup() == setup);

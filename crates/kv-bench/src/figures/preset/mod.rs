@@ -23,7 +23,7 @@ use crate::policy_runs::PolicyRun;
 use crate::prompts::Mode;
 use crate::record::FULL;
 use crate::suites::evaluate;
-use beside::Scores;
+use beside::{Scores, Table};
 use file::{Column, PresetFile};
 
 /// Questions of each task in the quick form.
@@ -105,16 +105,23 @@ impl Preset {
         let published = paper.published(own.published.as_deref(), model)?;
         let is_it = paper.own_model(model).is_some_and(|own| own.name == published.name);
         let mut scores = Scores::new(&columns, settings.mode == Mode::Both);
-        evaluate::measure(bench, &settings, &policy_runs, &mut |graded| scores.add(graded))
-            .map_err(|error| match error.chain().any(|cause| cause.is::<TaskError>()) {
+        let measured =
+            evaluate::measure(bench, &settings, &policy_runs, &mut |graded| scores.add(graded));
+        let left_out =
+            measured.map_err(|error| match error.chain().any(|cause| cause.is::<TaskError>()) {
                 true => anyhow!("{error:#}; {DATA}"),
                 false => error,
             })?;
         let mut changed = changed(&paper, &bench.common, options);
+        if left_out > 0 {
+            changed.push("long questions are left out".into());
+        }
         if !is_it {
             changed.insert(0, format!("the model is {}", bench.model.name()));
         }
-        scores.record(bench, name, &paper, published, &methods, &policy_runs, changed.is_empty());
+        let comparable = changed.is_empty();
+        let table = Table { name, paper: &paper, published, methods: &methods, comparable };
+        scores.record(bench, &table, &policy_runs);
         if !published.rows.is_empty() {
             let rest = match changed.is_empty() {
                 true => String::new(),

@@ -18,12 +18,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
+use kv_core::counted;
 use kv_models::{Model, Request, Sampling, Session, generate_from};
 use kv_policies::Policy;
 use kv_tasks::{Question, QuestionOptions, Task, Tokens};
 
 use crate::bench::ModelBench;
-use crate::console::say;
 use crate::options::{Chat, Evaluate};
 use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
@@ -57,10 +57,11 @@ pub(crate) struct Graded<'a> {
 /// Where a task, a model, a policy or the file of answers refuses.
 pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Evaluate) -> anyhow::Result<()> {
     let policy_runs = bench.common.policy_runs(&BUDGETS)?;
-    measure(bench, options, &policy_runs, &mut |_| Ok(()))
+    measure(bench, options, &policy_runs, &mut |_| Ok(())).map(drop)
 }
 
-/// Records the answers of some policies, and shows each of them to `see`.
+/// Records the answers of some policies, and shows each of them to `see`. The number of questions
+/// comes back that the model has no positions for.
 ///
 /// # Errors
 /// As [`run`], and the errors of `see`.
@@ -69,9 +70,9 @@ pub(crate) fn measure(
     options: &Evaluate,
     policy_runs: &[PolicyRun],
     see: &mut dyn FnMut(&Graded<'_>) -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<usize> {
     options.sampling().validate()?;
-    let asked = questions(bench, options)?;
+    let (asked, left_out) = questions(bench, options)?;
     let longest = asked.iter().map(Asked::tokens).max().unwrap_or_default();
     bench.remark(policy_runs, longest)?;
     let path = match &options.answers {
@@ -113,7 +114,7 @@ pub(crate) fn measure(
         bench.record(SUITE, &case, setup, metric::LIVE_BYTES, answer.kept_bytes as f64);
     }
     bench.note(format!("answers, one JSON line each: {}", path.display()));
-    Ok(())
+    Ok(left_out)
 }
 
 /// `kv-bench/evaluate-MODEL.jsonl` in cargo's target folder, or in the current folder's `target`.
@@ -142,8 +143,12 @@ impl Tokens for ModelTokens<'_> {
     }
 }
 
-/// The questions of all tasks, as the model is asked them.
-fn questions(bench: &ModelBench<'_>, options: &Evaluate) -> anyhow::Result<Vec<Asked>> {
+/// The questions of all tasks, as the model is asked them, and the number of questions that are too
+/// long for it.
+fn questions(
+    bench: &mut ModelBench<'_>,
+    options: &Evaluate,
+) -> anyhow::Result<(Vec<Asked>, usize)> {
     let model = &bench.model;
     let wanted = QuestionOptions {
         folder: options.data.clone(),
@@ -153,7 +158,7 @@ fn questions(bench: &ModelBench<'_>, options: &Evaluate) -> anyhow::Result<Vec<A
         text: options.text.clone(),
         few_shot: options.few_shot,
     };
-    let mut all = Vec::new();
+    let (mut all, mut notes, mut left_out) = (Vec::new(), Vec::new(), 0);
     for name in &options.task {
         let mut task = task_of(name)?;
         let known = all.iter().any(|own: &Asked| own.task.name == task.name);
@@ -178,15 +183,18 @@ fn questions(bench: &ModelBench<'_>, options: &Evaluate) -> anyhow::Result<Vec<A
             }
         }
         if skipped > 0 {
-            say!(
-                "{name}: {skipped} questions need more than the model's {}; --length N cuts the \
-                 middle of longer prompts",
-                model.config().longest()
-            );
+            notes.push(format!(
+                "{name}: left out, as too long for the model's {}: {}; --length N cuts the middle \
+                 of longer prompts",
+                model.config().longest(),
+                counted(skipped, "question")
+            ));
         }
+        left_out += skipped;
     }
+    notes.into_iter().for_each(|note| bench.note(note));
     ensure!(!all.is_empty(), "no question fits into the model's positions");
-    Ok(all)
+    Ok((all, left_out))
 }
 
 /// A task by its name, or from a file of questions or a TOML file.
