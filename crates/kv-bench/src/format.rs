@@ -7,6 +7,8 @@ use crate::interval::Interval;
 pub(crate) enum Kind {
     /// A share of one, in percent.
     Share,
+    /// A share of one, in percent to the two decimals that papers print.
+    Score,
     /// Bytes, in binary multiples.
     Bytes,
     /// A log-probability, to three decimals.
@@ -21,6 +23,7 @@ pub(crate) fn value(kind: Kind, value: f64) -> String {
         _ if value.is_nan() => "nan".into(),
         _ if value.is_infinite() => if value > 0.0 { "inf" } else { "-inf" }.into(),
         Kind::Share => signed(format!("{:.1} %", value * 100.0)),
+        Kind::Score => signed(format!("{:.2} %", value * 100.0)),
         Kind::Bytes => bytes(value),
         Kind::LogProb => signed(format!("{value:.3}")),
         Kind::Plain => significant(value),
@@ -35,11 +38,11 @@ pub(crate) fn interval(kind: Kind, interval: Interval) -> String {
         signed(format!("{:.decimals$}", share * 100.0))
     };
     match (interval, kind) {
-        (Interval::Around(half), Kind::Share) => format!("± {:.1}", half * 100.0),
+        (Interval::Around(half), Kind::Share | Kind::Score) => format!("± {:.1}", half * 100.0),
         (Interval::Around(half), Kind::Bytes) => format!("± {}", bytes(half)),
         (Interval::Around(half), Kind::LogProb) => format!("± {half:.3}"),
         (Interval::Around(half), _) => format!("± {}", rounded(half, 2)),
-        (Interval::Between(low, high), Kind::Share) => {
+        (Interval::Between(low, high), Kind::Share | Kind::Score) => {
             format!("({}–{})", percent(low, high - low), percent(high, high - low))
         }
         (Interval::Between(low, high), _) => {

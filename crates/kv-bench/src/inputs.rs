@@ -58,8 +58,8 @@ mod tests {
             ("quality --task long-output --text no-text.txt", "no-text.txt"),
             ("quality --task conversation --mode question-aware", "none of the other options"),
             ("attention --prompts no-prompts.jsonl", "no-prompts.jsonl"),
-            ("paper keepkv-fig5 --prompts no-prompts.jsonl", "no-prompts.jsonl"),
-            ("paper prhs-table6 --text no-text.txt", "no-text.txt"),
+            ("paper keepkv-fig5-needles --prompts no-prompts.jsonl", "no-prompts.jsonl"),
+            ("paper prhs-table6-needles --text no-text.txt", "no-text.txt"),
             (
                 r#"paper kvreviver-fig5 --policy {"policy":"duo-attention","alpha":"no-gates.tsv"}"#,
                 "no-gates.tsv",

@@ -27,7 +27,7 @@ const SHOWN: usize = 8;
 /// Where something is missing or unsupported; the error names it.
 pub(crate) fn fisher(common: &Common, options: &FisherOptions) -> anyhow::Result<()> {
     check(common, "fisher", "numbers")?;
-    let output = output(options.output.as_deref(), || Ok(Fisher::beside(&common.model)?))?;
+    let output = output(options.output.as_deref(), || Ok(Fisher::beside(common.model())?))?;
     let measure = |model: &Model, source: &str, windows: &TextWindows, step: &mut dyn FnMut()| {
         Ok(Fisher::measure(model, source, windows, step)?)
     };
@@ -50,7 +50,7 @@ pub(crate) fn fisher(common: &Common, options: &FisherOptions) -> anyhow::Result
 /// Where something is missing or unsupported; the error names it.
 pub(crate) fn calibrate(common: &Common, options: &CalibrateOptions) -> anyhow::Result<()> {
     check(common, "calibrate", "channels")?;
-    let output = output(options.output.as_deref(), || Ok(Calibration::beside(&common.model)?))?;
+    let output = output(options.output.as_deref(), || Ok(Calibration::beside(common.model())?))?;
     let measure = |model: &Model, source: &str, windows: &TextWindows, step: &mut dyn FnMut()| {
         Ok(Calibration::measure(model, source, windows, options.statistic.into(), step)?)
     };
@@ -104,9 +104,9 @@ fn measured<M>(
     let started = Instant::now();
     let (source, text) = prompts::text(Some(&sample.text))?;
     let device = select_device(common.device)?;
-    say!("loading {} on {}", common.model, device_name(&device));
-    let model = Model::load(&common.model, &device, common.dtype.map(Into::into))
-        .with_context(|| format!("model {}", common.model))?;
+    say!("loading {} on {}", common.model(), device_name(&device));
+    let model = Model::load(common.model(), &device, common.dtype.map(Into::into))
+        .with_context(|| format!("model {}", common.model()))?;
     let windows = TextWindows::new(&model, &text, sample.window, sample.samples)?;
     let mut progress = Progress::new(sample.samples, "windows");
     let found = measure(&model, &source, &windows, &mut || progress.step())?;

@@ -14,14 +14,15 @@ use crate::prompts::{Mode, Wanted};
 /// Prompts of `quality` in its quick form.
 const QUICK_PROMPTS: usize = 16;
 /// The embedded model.
-pub(crate) const MODEL: &str = "needle-1m";
+const MODEL: &str = "needle-1m";
 
 /// Options of all suites.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Common {
-    /// A model folder, a GGUF file, a hub id, `random:PRESET`, or `needle-1m`.
-    #[arg(long, global = true, default_value = MODEL)]
-    pub(crate) model: String,
+    /// A model folder, a GGUF file, a hub id, `random:PRESET`, or `needle-1m`. By default
+    /// `needle-1m`; of some papers' figures, the paper's model.
+    #[arg(long, global = true)]
+    pub(crate) model: Option<String>,
     /// `auto`, `cpu`, `wgpu[:i]`, `vulkan[:i]`, `metal[:i]` or `cuda[:i]`.
     #[arg(long, global = true, default_value = "auto")]
     pub(crate) device: DeviceChoice,
@@ -57,6 +58,13 @@ pub(crate) struct Common {
     /// Seed of everything that is drawn: by policies, and by `evaluate` for questions and tokens.
     #[arg(long, global = true, default_value_t = 0, allow_negative_numbers = true)]
     pub(crate) seed: u64,
+}
+
+impl Common {
+    /// The model that `--model` names; without it, the embedded one.
+    pub(crate) fn model(&self) -> &str {
+        self.model.as_deref().unwrap_or(MODEL)
+    }
 }
 
 /// Options of `quality`.
@@ -141,7 +149,8 @@ pub(crate) struct Evaluate {
     /// error of an unknown name tells the nearest one; `list` tells all of them.
     #[arg(long, value_delimiter = ',', value_name = "NAME|FILE", required = true)]
     pub(crate) task: Vec<String>,
-    /// A local copy of the tasks' data set; without it, the hub's.
+    /// A local copy of the tasks' data sets; without it, the hub's. A folder in it that has a
+    /// task's name, such as `FOLDER/gsm8k`, has that task's files.
     #[arg(long, value_name = "FOLDER")]
     pub(crate) data: Option<PathBuf>,
     /// Tokens of prompt and answer, of tasks that are generated (RULER). Longer prompts of other
@@ -392,10 +401,11 @@ pub(crate) struct PaperOptions {
     /// Figures of prompts: a file, as in `quality`.
     #[arg(long, value_name = "FILE.jsonl")]
     pub(crate) prompts: Option<PathBuf>,
-    /// Figures of prompts: at most this many, spread over tasks and lengths.
+    /// Figures of prompts: at most this many, spread over tasks and lengths. Presets: at most this
+    /// many questions of each task.
     #[arg(long, value_parser = positive, allow_negative_numbers = true)]
     pub(crate) limit: Option<usize>,
-    /// Figures of retrieval: when compression happens, in place of the figure's own.
+    /// Figures of retrieval, and presets: when compression happens, in place of the figure's own.
     #[arg(long, value_enum)]
     pub(crate) mode: Option<Mode>,
     /// Figures of perplexity: held-out text, as in `quality`.
@@ -413,6 +423,78 @@ pub(crate) struct PaperOptions {
     /// grow until memory ends.
     #[arg(long, value_delimiter = ',', value_parser = positive, allow_hyphen_values = true)]
     pub(crate) batches: Vec<usize>,
+    /// The options of presets.
+    #[command(flatten)]
+    pub(crate) preset: PresetOptions,
+}
+
+/// Options of `paper` that presets take: figures that run the paper's own tasks.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Options of presets, which run a paper's own tasks")]
+pub(crate) struct PresetOptions {
+    /// Only these of the preset's tasks, such as `gsm8k`.
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) tasks: Vec<String>,
+    /// A local copy of the tasks' data sets; without it, the hub's. A folder in it that has a
+    /// task's name, such as `FOLDER/gsm8k`, has that task's files.
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) data: Option<PathBuf>,
+    /// The paper's model whose numbers stand beside ours; by default the model itself where it is
+    /// one of the paper's, else the paper's first.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) published: Option<String>,
+    /// At most so many new tokens, in place of the preset's own number.
+    #[arg(long, value_parser = positive, allow_negative_numbers = true)]
+    pub(crate) new_tokens: Option<usize>,
+    /// The most tokens of a prompt; longer ones lose their middle.
+    #[arg(long, value_parser = positive, allow_negative_numbers = true)]
+    pub(crate) length: Option<usize>,
+    /// Solved examples before each question, in place of the preset's own number.
+    #[arg(long)]
+    pub(crate) few_shot: Option<usize>,
+    /// Whether questions go through the model's chat template, in place of the preset's own choice.
+    #[arg(long, value_enum)]
+    pub(crate) chat: Option<Chat>,
+    /// Answers of each question, each drawn anew where the preset draws tokens.
+    #[arg(long, value_parser = positive, allow_negative_numbers = true)]
+    pub(crate) samples: Option<usize>,
+    /// Questions that generate together, as in `evaluate`.
+    #[arg(long, value_parser = positive, allow_negative_numbers = true)]
+    pub(crate) batch: Option<usize>,
+    /// The file of answers, as in `evaluate`.
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub(crate) answers: Option<PathBuf>,
+}
+
+impl PresetOptions {
+    /// The first option that is given, if any is.
+    pub(crate) fn given(&self) -> Option<&'static str> {
+        let Self {
+            tasks,
+            data,
+            published,
+            new_tokens,
+            length,
+            few_shot,
+            chat,
+            samples,
+            batch,
+            answers,
+        } = self;
+        let all = [
+            ("--tasks", !tasks.is_empty()),
+            ("--data", data.is_some()),
+            ("--published", published.is_some()),
+            ("--new-tokens", new_tokens.is_some()),
+            ("--length", length.is_some()),
+            ("--few-shot", few_shot.is_some()),
+            ("--chat", chat.is_some()),
+            ("--samples", samples.is_some()),
+            ("--batch", batch.is_some()),
+            ("--answers", answers.is_some()),
+        ];
+        all.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
+    }
 }
 
 impl PaperOptions {

@@ -14,6 +14,7 @@ use crate::bench::{Bench, ModelBench};
 use crate::console::{print, say};
 use crate::files::check_writable;
 use crate::merge_records::{RecordFile, merge};
+use crate::options::Common;
 use crate::record::Record;
 use crate::record_log::RecordLog;
 use crate::report::{layouts, overview};
@@ -50,14 +51,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut bench = Bench::new(common, RecordLog::begin(common.json.as_deref()))?;
     let mut notes = Vec::new();
     if let Some(Suite::Paper(options)) = &args.suite {
-        options.check_device(&bench.device_name, common.quick)?;
+        options.check_device(&bench.device_name, common)?;
         notes = options.notes(common.quick);
     }
     run_suite(args.suite.as_ref(), &mut bench)?;
     let (own, saved, more) = bench.finish();
     notes.extend(more);
     let records = merge(own, others);
-    let title = title_of(args.suite.as_ref());
+    let title = title_of(args.suite.as_ref(), common);
     let first = args.suite.is_none().then(|| overview::table(&records)).flatten();
     let reported =
         report::write_html(&report, &format!("burn-kv: {title}"), &notes, &records, first.as_ref());
@@ -105,7 +106,7 @@ fn run_suite(suite: Option<&Suite>, bench: &mut Bench) -> anyhow::Result<()> {
         Some(Suite::Paper(options)) => return figures::run(bench, options),
         _ => {}
     }
-    let name = bench.common.model.clone();
+    let name = bench.common.model().to_string();
     let mut bench = ModelBench::load(bench, &name)?;
     match suite {
         Some(Suite::Quality(options)) => suites::quality::run(&mut bench, options),
@@ -132,10 +133,11 @@ fn name_of(suite: Option<&Suite>) -> String {
     name.into()
 }
 
-/// A suite's title: its name; for a paper's figure, the measured quantity too.
-fn title_of(suite: Option<&Suite>) -> String {
+/// A suite's title: its name; for a paper's figure, the measured quantity too, and what stands in
+/// for the paper's model or data.
+fn title_of(suite: Option<&Suite>, common: &Common) -> String {
     match suite {
-        Some(Suite::Paper(options)) => options.figure.title(),
+        Some(Suite::Paper(options)) => options.title(common),
         suite => name_of(suite),
     }
 }

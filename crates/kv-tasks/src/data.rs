@@ -1,12 +1,13 @@
 //! Where the rows of a task are: a local folder, or a data set of the hub.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use glob::{MatchOptions, Pattern};
 use serde::Deserialize;
 use walkdir::WalkDir;
 
 use crate::TaskError;
+use crate::builtin::TASKS;
 use crate::hub;
 use crate::rows::RowFile;
 
@@ -62,11 +63,22 @@ impl Data {
         self.local.iter().chain(&self.files).cloned().collect()
     }
 
-    /// The files of a folder that match the first name or pattern that any matches.
+    /// The files that match the first name or pattern that any matches: in the folder's own folder
+    /// for the task if there is one, else in the folder.
     fn local(&self, task: &str, folder: &Path) -> Result<Vec<PathBuf>, TaskError> {
-        let names = list(folder)?;
-        for name in self.names() {
-            let found: Vec<_> = names.iter().filter(|file| matches(&name, file)).collect();
+        let own = folder.join(task);
+        let plain = Path::new(task).components().all(|part| matches!(part, Component::Normal(_)));
+        let has_own = plain && own.is_dir();
+        let other = || TASKS.iter().any(|(name, _)| folder.join(name).is_dir());
+        // Beside folders of other tasks a pattern such as `**/test*` would match their files.
+        let names = match !has_own && !self.local.is_empty() && other() {
+            true => self.local.clone(),
+            false => self.names(),
+        };
+        let folder = if has_own { &own } else { folder };
+        let files = list(folder)?;
+        for name in &names {
+            let found: Vec<_> = files.iter().filter(|file| matches(name, file)).collect();
             if !found.is_empty() {
                 return Ok(found.into_iter().map(|file| folder.join(file)).collect());
             }
@@ -74,7 +86,7 @@ impl Data {
         Err(TaskError::NoFile {
             task: task.to_owned(),
             folder: folder.to_path_buf(),
-            expected: self.names(),
+            expected: names,
             repository: self.repository.clone(),
         })
     }

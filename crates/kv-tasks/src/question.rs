@@ -28,7 +28,8 @@ pub struct Question {
 /// Which questions to read or make.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QuestionOptions {
-    /// A local copy of the data set. Without it the data set is read from the hub.
+    /// A local copy of the data set. Without it the data set is read from the hub. A folder in it
+    /// that has the task's name has the task's files.
     pub folder: Option<PathBuf>,
     /// Of a generated task: the tokens of the prompt and of the answer to come, together. Of other
     /// tasks: the most tokens of a prompt, which loses its middle above that, as LongBench does it.

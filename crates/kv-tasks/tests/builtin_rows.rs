@@ -116,6 +116,8 @@ fn mathematics_is_asked_and_graded() {
     let row = json!({"question": "6*7?", "answer": "Six times\n#### 1,042"}).to_string();
     let text = prompt("gsm8k", "test.jsonl", &row, "It is 1042.", "41");
     assert_eq!(text, "Question: 6*7?\nAnswer:");
+    let text = prompt("gsm8k-boxed", "test.jsonl", &row, "so \\boxed{1042}", "\\boxed{41}");
+    assert_eq!(text, format!("6*7?{boxed}"));
     let check = |name: &str, file: &str, row: Value, right: &str| {
         let right = format!("so \\boxed{{{right}}}");
         let text = prompt(name, file, &row.to_string(), &right, "\\boxed{77}");
@@ -186,6 +188,54 @@ fn truthfulqa_has_right_and_wrong_answers() {
     let text = prompt("truthfulqa", "truthfulqa.jsonl", &row, "It is not.", "Green cheese.");
     assert!(text.starts_with("Q: What is human life expectancy in the United States?\nA: Human"));
     assert!(text.ends_with("held in Barcelona, Spain.\n\nQ: Is it?"));
+}
+
+#[test]
+fn articles_are_summarised_as_in_helm() {
+    let row = json!({"id": "7", "document": "DOCUMENT", "summary": "A boat lay on the sand."});
+    let text = prompt("xsum", "xsum.jsonl", &row.to_string(), "A boat lay on the sand.", "No.");
+    assert_eq!(text, "###\nArticle: DOCUMENT\n\nSummarize the above article in 1 sentence.\n");
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::write(folder.path().join("xsum.jsonl"), row.to_string()).expect("a file");
+    let example = json!({"id": "8", "document": "OTHER", "summary": "Other."}).to_string();
+    fs::write(folder.path().join("validation.jsonl"), example).expect("a file");
+    let options = QuestionOptions {
+        folder: Some(folder.path().into()),
+        few_shot: Some(1),
+        ..QuestionOptions::default()
+    };
+    let asked = Task::named("xsum").expect("a task").questions(&options, &Words::default());
+    assert_eq!(
+        asked.expect("questions")[0].context,
+        "###\nArticle: OTHER\n\nSummarize the above article in 1 sentence.\nOther.\n\n###\n\
+         Article: DOCUMENT"
+    );
+    let row = json!({"id": "7", "article": "ARTICLE", "highlights": "The sea was calm ."});
+    let text = prompt(
+        "cnn-dailymail",
+        "cnn-dailymail.jsonl",
+        &row.to_string(),
+        "The sea was calm.",
+        "Yes.",
+    );
+    assert!(text.ends_with("ARTICLE\n\nSummarize the above article in 3 sentences.\n"));
+}
+
+#[test]
+fn choices_are_shown_and_a_letter_is_asked_for() {
+    let choices = json!({"text": ["sun", "ice", "wood", "sand"], "label": ["A", "B", "C", "D"]});
+    let row = json!({"id": "7", "question_stem": "What melts", "choices": choices,
+        "answerKey": "B"});
+    let text = prompt("openbookqa", "openbookqa.jsonl", &row.to_string(), " B. ice", " A");
+    assert_eq!(text, "Question: What melts\nA. sun\nB. ice\nC. wood\nD. sand\nAnswer:");
+    let choices = json!([{"text": "sun", "label": "A"}, {"text": "ice", "label": "B"}]);
+    let row = json!({"id": "7", "question": {"stem": "What melts", "choices": choices},
+        "answerKey": "B"});
+    let text = prompt("openbookqa", "test.jsonl", &row.to_string(), "B", "A");
+    assert_eq!(text, "Question: What melts\nA. sun\nB. ice\nAnswer:");
+    let row = json!({"Problem": "two and two", "options": "a ) 3 , b ) 4", "correct": "b"});
+    let text = prompt("mathqa", "mathqa.jsonl", &row.to_string(), " B", " A");
+    assert_eq!(text, "Question: two and two\nA. 3\nB. 4\nAnswer:");
 }
 
 #[test]

@@ -84,6 +84,34 @@ fn templates_make_questions() {
 }
 
 #[test]
+fn a_folder_of_several_tasks_mixes_none_of_them() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let options =
+        QuestionOptions { folder: Some(folder.path().into()), ..QuestionOptions::default() };
+    let asked = |name: &str| {
+        let questions = Task::named(name).expect("a task").questions(&options, &Words::default());
+        questions.map(|questions| questions[0].question.clone())
+    };
+    let write = |file: &str, text: &str| {
+        let path = folder.path().join(file);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        let row = format!("{{\"problem\": \"{text}\", \"answer\": \"4\"}}");
+        fs::write(path, row).expect("a file");
+    };
+    // The pattern of AIME's files on the hub.
+    write("data/test.jsonl", "of one data set");
+    assert!(asked("aime25").expect("questions").starts_with("of one data set"));
+    write("math-500/test.jsonl", "of MATH");
+    assert!(asked("math-500").expect("questions").starts_with("of MATH"));
+    let error = asked("aime25").expect_err("no file").to_string();
+    assert!(error.contains("no file for the task \"aime25\""), "{error}");
+    write("aime25/data/test.jsonl", "of AIME");
+    assert!(asked("aime25").expect("questions").starts_with("of AIME"));
+    write("minerva_math/test.jsonl", "of Minerva");
+    assert!(asked("minerva").expect("questions").starts_with("of Minerva"));
+}
+
+#[test]
 fn examples_are_drawn_by_the_seed_and_never_the_question() {
     let folder = tempfile::tempdir().expect("a folder");
     let row = |n: usize| format!("{{\"question\":\"q{n}\",\"answer\":\"w\\n#### {n}\"}}\n");

@@ -1,6 +1,7 @@
 //! LongFlow.
 
-use super::{Figure, Measurement, ModelChoice, PolicyChoice, TENSORS};
+use super::preset::{self, Preset};
+use super::{Figure, Measurement, ModelChoice, PRESET, PolicyChoice, TENSORS};
 use crate::bench::Sizes;
 use crate::studies::long_output_speed::{self, Size};
 use crate::studies::op_time::{Heads, Limit, OpTime, Shapes, eviction_step};
@@ -10,9 +11,26 @@ const A100_GIB: f64 = 40.0;
 
 pub(super) const FIGURES: &[Figure] = &[
     Figure {
+        name: "longflow-table1",
+        about: "Accuracy on AIME, AMC, GPQA, GSM8K, MATH-500, Minerva and OlympiadBench: full, \
+                H2O, R-KV, VATP, LongFlow",
+        measures: "accuracy of reasoning models on their own long outputs",
+        differs: "the paper states neither prompts nor sampling: questions are asked in a chat, \
+                  with the request for a boxed answer, and tokens are drawn at temperature 0.6 and \
+                  top-p 0.95, once a question, or --samples times; baselines evict every 128 \
+                  steps, as in the paper's section 4.4, where table 1 states no interval",
+        model: ModelChoice::AnyOr("deepseek-ai/DeepSeek-R1-Distill-Llama-8B"),
+        measurement: Measurement::Preset(Preset {
+            toml: include_str!("../../assets/papers/longflow-table1.toml"),
+            ..preset::PRESET
+        }),
+        ..PRESET
+    },
+    Figure {
         name: "longflow-fig1",
         about: "Attention with an eviction: LongFlow, H2O, VATP, and attention alone",
         measures: "time of a decode step's attention with an eviction",
+        stands_in: "made-up queries, keys and values",
         differs: "queries, keys and values are made up; all policies run in this project's \
                   kernels, on the device at hand",
         wants_gpu: true,
@@ -39,6 +57,7 @@ pub(super) const FIGURES: &[Figure] = &[
         name: "longflow-fig4",
         about: "Throughput and memory of long outputs: full, H2O, VATP, R-KV, LongFlow",
         measures: "throughput and memory of long outputs",
+        stands_in: "random weights, assumed prompts",
         differs: "weights are random; a short prompt is prefilled, the rest of the input is \
                   assumed, and a step's time at some lengths is integrated over the output; two \
                   batches a policy in place of a curve, and no memory fragments",

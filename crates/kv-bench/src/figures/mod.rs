@@ -1,6 +1,9 @@
 //! Tables and figures of papers. Each is an entry in its paper's file: a name, the measured
 //! quantity, the inputs that it needs, its sizes and policies, and the measurement that it runs.
 //!
+//! A preset runs the paper's own tasks and shows the paper's numbers beside ours. Other figures may
+//! have something that stands in for the paper's model or data, which their titles say.
+//!
 //! A new figure is a new entry. Most run one of the measurements of [`Measurement`] on policies of
 //! their own; a measurement that no other figure has is a function of [`crate::studies`].
 
@@ -8,20 +11,25 @@ mod balancekv;
 mod keepkv;
 mod kvreviver;
 mod longflow;
+mod preset;
 mod prhs;
 mod runners;
 #[cfg(test)]
 mod tests;
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 
 use crate::bench::{Bench, CPU, ModelBench};
-use crate::options::{Common, MODEL, PaperOptions};
+use crate::options::{Common, PaperOptions};
 use crate::prompts::Wanted;
 use crate::studies::by_batch::{self, ByBatch};
 use crate::studies::op_time::{self, OpTime};
+use preset::Preset;
 use runners::{Quality, ReadAttention, Throughput};
+
+/// What stands in for a paper's data in figures of prompts.
+const NEEDLES: &str = "needles, not the paper's workload";
 
 /// Prompts of the quick forms of figures that ask questions.
 const QUICK_PROMPTS: usize = 4;
@@ -39,6 +47,9 @@ pub(crate) struct Figure {
     about: &'static str,
     /// The measured quantity, as it stands behind the name in titles.
     measures: &'static str,
+    /// What stands in for the paper's model or data, as it stands in brackets in titles; empty
+    /// where nothing does.
+    stands_in: &'static str,
     /// The differences from the paper, as a note says them; empty where this is the paper's
     /// measurement on another device.
     differs: &'static str,
@@ -77,6 +88,8 @@ enum Measurement {
     ByBatch(ByBatch),
     /// The time of one layer's attention in a decode step, on bare tensors.
     OpTime(OpTime),
+    /// The paper's own tasks, with the paper's numbers beside ours.
+    Preset(Preset),
     /// A measurement of its own on bare tensors, given the figure's name.
     Tensors(fn(&mut Bench, &str, &PaperOptions) -> anyhow::Result<()>),
     /// A measurement of its own on a model, given the figure's name.
@@ -113,6 +126,7 @@ const TENSORS: Figure = Figure {
     name: "",
     about: "",
     measures: "",
+    stands_in: "",
     differs: "",
     published: "",
     model: ModelChoice::None,
@@ -127,10 +141,12 @@ const TENSORS: Figure = Figure {
 };
 
 /// A figure of single layers of prompts.
-const LAYERS: Figure = Figure { model: ModelChoice::Any, prompts: true, ..TENSORS };
+const LAYERS: Figure =
+    Figure { stands_in: NEEDLES, model: ModelChoice::Any, prompts: true, ..TENSORS };
 
 /// A figure of answers to prompts and perplexity behind compressed contexts.
 const QUALITY: Figure = Figure {
+    stands_in: NEEDLES,
     model: ModelChoice::Any,
     prompts: true,
     text: true,
@@ -140,12 +156,17 @@ const QUALITY: Figure = Figure {
 
 /// A figure of speed and memory by batch.
 const BY_BATCH: Figure = Figure {
+    stands_in: "random weights unless --model names a model, made-up prompts",
     model: ModelChoice::AnyOr("random:llama-2-7b"),
     memory_gib: Some(80.0),
     wants_gpu: true,
     policies: PolicyChoice::Names,
     ..TENSORS
 };
+
+/// A preset: the paper's tasks, policies and settings.
+const PRESET: Figure =
+    Figure { wants_gpu: true, policies: PolicyChoice::Configurations, ..TENSORS };
 
 /// A figure, and the options given to it.
 #[derive(Debug, Clone, clap::Args)]
@@ -163,9 +184,14 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Figure> {
     FIGURES.into_iter().flatten()
 }
 
-/// Reads a figure's name, and lists all of them in the help.
+/// Reads a figure's name, and lists all of them in the help with what stands in for the paper's
+/// model or data.
 fn parser() -> impl TypedValueParser<Value = &'static Figure> {
-    let values = all().map(|figure| PossibleValue::new(figure.name).help(figure.about));
+    let help = |figure: &Figure| match figure.stands_in {
+        "" => figure.about.to_string(),
+        other => format!("{} ({other})", figure.about),
+    };
+    let values = all().map(|figure| PossibleValue::new(figure.name).help(help(figure)));
     PossibleValuesParser::new(values)
         .try_map(|name| all().find(|figure| figure.name == name).ok_or("expected a figure's name"))
 }
@@ -183,8 +209,15 @@ pub(crate) fn run(bench: &mut Bench, paper: &Paper) -> anyhow::Result<()> {
         _ => {}
     }
     let quick = bench.common.quick;
-    let model = figure.model(&bench.common.model, quick).to_string();
-    let bench = &mut ModelBench::load(bench, &model)?;
+    let asked = bench.common.model.clone();
+    let model = figure.model(asked.as_deref(), quick).unwrap_or(bench.common.model()).to_string();
+    let loaded = ModelBench::load(bench, &model);
+    let bench = &mut match &asked {
+        None => loaded.with_context(|| {
+            format!("{name} runs {model}; --model FOLDER names a local copy, or another model")
+        }),
+        Some(_) => loaded,
+    }?;
     // Times of quick forms compare with no published time.
     let mut comparable = !quick;
     match &figure.measurement {
@@ -198,6 +231,10 @@ pub(crate) fn run(bench: &mut Bench, paper: &Paper) -> anyhow::Result<()> {
         Measurement::ByBatch(by_batch) => {
             let gib = figure.memory_gib.unwrap_or(f64::INFINITY);
             by_batch::run(bench, name, by_batch, options, gib)?;
+        }
+        Measurement::Preset(preset) => {
+            preset.run(bench, name, &model, options)?;
+            comparable = true;
         }
         Measurement::Model(run) => run(bench, name, options)?,
         Measurement::Tensors(_) | Measurement::OpTime(_) => {}
@@ -216,11 +253,11 @@ impl Paper {
     pub(crate) fn check(&self, common: &Common) -> anyhow::Result<()> {
         let (takes, options, name) = (self.figure, &self.options, self.figure.name);
         ensure!(
-            common.model == MODEL || takes.takes_models(),
+            common.model.is_none() || takes.takes_models(),
             "--model: {name} runs at its paper's size"
         );
         ensure!(
-            common.budget.is_none() || takes.quality().is_some(),
+            common.budget.is_none() || takes.quality().is_some() || takes.preset().is_some(),
             "--budget: {name} has its paper's budgets"
         );
         let policy = common.policy.as_deref();
@@ -237,12 +274,22 @@ impl Paper {
             options.memory_cap.is_none() || takes.memory_gib.is_some(),
             "--memory-cap: {name} has one size"
         );
+        let preset = takes.preset();
+        match preset {
+            Some(preset) => preset.check(&options.preset)?,
+            None => {
+                let given = options.preset.given();
+                let option = given.unwrap_or_default();
+                ensure!(given.is_none(), "{option}: {name} does not run its paper's tasks");
+            }
+        }
         if !takes.prompts {
             ensure!(options.prompts.is_none(), "--prompts: {name} has none");
-            ensure!(options.limit.is_none(), "--limit: {name} has no prompts");
+            let asks = options.limit.is_none() || preset.is_some();
+            ensure!(asks, "--limit: {name} has no prompts");
         }
         ensure!(
-            options.mode.is_none() || takes.quality().is_some(),
+            options.mode.is_none() || takes.quality().is_some() || preset.is_some(),
             "--mode: {name} asks no questions"
         );
         if !takes.text {
@@ -271,14 +318,25 @@ impl Paper {
     ///
     /// # Errors
     /// For the sizes of the paper on the CPU.
-    pub(crate) fn check_device(&self, device_name: &str, quick: bool) -> anyhow::Result<()> {
+    pub(crate) fn check_device(&self, device_name: &str, common: &Common) -> anyhow::Result<()> {
+        let Self { figure, options } = self;
+        let name = figure.name;
+        let on_cpu = device_name == CPU && !common.quick && figure.wants_gpu;
+        if figure.preset().is_some() {
+            // The paper's model alone is what a CPU cannot run.
+            let model = figure.model(None, false).unwrap_or_default();
+            ensure!(
+                !on_cpu || common.model.is_some(),
+                "{name} runs {model}, for GPUs; on the CPU, name a smaller model by --model, or \
+                 add --quick"
+            );
+            return Ok(());
+        }
         // Whole models are beyond it at any length.
-        let sized = !self.options.lengths.is_empty() && !self.figure.takes_models();
-        let on_cpu = device_name == CPU && !quick && !sized;
+        let sized = !options.lengths.is_empty() && !figure.takes_models();
         ensure!(
-            !(on_cpu && self.figure.wants_gpu),
-            "{} has the paper's sizes, for GPUs; on the CPU, add --quick",
-            self.figure.name
+            !on_cpu || sized,
+            "{name} has the paper's sizes, for GPUs; on the CPU, add --quick"
         );
         Ok(())
     }
@@ -297,6 +355,29 @@ impl Paper {
         })
     }
 
+    /// The title: the name, the measured quantity, and in brackets what stands in for the paper's
+    /// model or data.
+    pub(crate) fn title(&self, common: &Common) -> String {
+        let Figure { name, measures, stands_in, .. } = self.figure;
+        let mut brackets: Vec<String> = Vec::new();
+        if let Some(preset) = self.figure.preset() {
+            let model = self.figure.model(common.model.as_deref(), common.quick);
+            brackets.extend(preset.other_model(model.unwrap_or(common.model())));
+        }
+        let file = self.options.prompts.as_deref().and_then(|path| path.file_name());
+        brackets.extend(match (file, *stands_in) {
+            (_, "") => None,
+            (Some(file), NEEDLES) => {
+                Some(format!("prompts of {}, not the paper's workload", file.to_string_lossy()))
+            }
+            (_, other) => Some(other.into()),
+        });
+        match brackets.is_empty() {
+            true => format!("{name}: {measures}"),
+            false => format!("{name}: {measures} ({})", brackets.join("; ")),
+        }
+    }
+
     /// Notes for readers of its numbers.
     pub(crate) fn notes(&self, quick: bool) -> Vec<String> {
         let mut notes = Vec::new();
@@ -312,22 +393,26 @@ impl Paper {
 }
 
 impl Figure {
-    /// The title: the name, and the measured quantity.
-    pub(crate) fn title(&self) -> String {
-        format!("{}: {}", self.name, self.measures)
-    }
-
-    /// The model that the figure runs, where `--model` names the model `asked`.
-    fn model<'a>(&self, asked: &'a str, quick: bool) -> &'a str {
+    /// The model that the figure runs, where `--model` names the model `asked`; `None` where that
+    /// is the default model.
+    fn model<'a>(&'a self, asked: Option<&'a str>, quick: bool) -> Option<&'a str> {
         match self.model {
-            ModelChoice::Only(name) if !quick => name,
-            ModelChoice::AnyOr(name) if !quick && asked == MODEL => name,
+            ModelChoice::Only(name) if !quick => Some(name),
+            ModelChoice::AnyOr(name) if !quick => asked.or(Some(name)),
             _ => asked,
         }
     }
 
     fn takes_models(&self) -> bool {
         matches!(self.model, ModelChoice::Any | ModelChoice::AnyOr(_))
+    }
+
+    /// The paper's tasks, if the figure runs them.
+    fn preset(&self) -> Option<&Preset> {
+        match &self.measurement {
+            Measurement::Preset(preset) => Some(preset),
+            _ => None,
+        }
     }
 
     /// The figure's questions and budgets, if it has any.

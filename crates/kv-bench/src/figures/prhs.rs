@@ -3,13 +3,15 @@
 use kv_core::Budget;
 use serde_json::{Value, json};
 
+use super::preset::{self, Preset};
 use super::runners::{self, Quality, ReadAttention, Throughput};
-use super::{Figure, LAYERS, Measurement, ModelChoice, PolicyChoice, QUALITY, TENSORS};
+use super::{Figure, LAYERS, Measurement, ModelChoice, PRESET, PolicyChoice, QUALITY, TENSORS};
 use crate::bench::Sizes;
 use crate::options::Common;
 use crate::prompts::Mode;
 use crate::record::FULL;
 use crate::studies::op_time::{Heads, Limit, OpBench, OpTime, Shapes, Sink, subset_attention};
+use crate::suites::perplexity::Text;
 use crate::suites::prefill_perplexity;
 
 const LLAMA_2: Heads = Heads { name: "Llama-2-7B", query: 32, kv: 32, dim: 128 };
@@ -21,15 +23,95 @@ const SHARE: f64 = 0.125;
 const HSHARE: [[f64; 3]; 2] = [[0.75, 0.75, 0.5], [0.5, 0.5, 0.5]];
 
 /// A figure of the time of a step's attention.
-const STEPS: Figure =
-    Figure { policies: PolicyChoice::Names, sized: true, wants_gpu: true, ..TENSORS };
+const STEPS: Figure = Figure {
+    stands_in: "made-up queries, keys and values",
+    policies: PolicyChoice::Names,
+    sized: true,
+    wants_gpu: true,
+    ..TENSORS
+};
 
 /// A figure of the attention that is read of real prompts.
 const READ: Figure = Figure { policies: PolicyChoice::Names, ..LAYERS };
 
+/// The paper's first model.
+const CHAT_MODEL: &str = "meta-llama/Llama-2-7b-chat-hf";
+/// What differs in its tables of GSM8K and CoQA.
+const ZERO_SHOT: &str = "prompts are asked as they are, without a chat template; retrieval ratios, \
+    which the paper has beside its scores, are those of `prhs-table2-needles` and `prhs-fig7`";
+
 pub(super) const FIGURES: &[Figure] = &[
     Figure {
         name: "prhs-table2",
+        about: "GSM8K and CoQA at 128 tokens: full, H2O, Quest, Double Sparsity, HShare, CIS, CIS*",
+        measures: "GSM8K and CoQA at 128 tokens",
+        differs: "prompts are asked as they are, without a chat template; Double Sparsity takes \
+                  the channels of the prompt's own keys unless --policy names a calibrated one, \
+                  {\"policy\": \"double-sparsity\", \"channels\": \"FILE.json\"}; Quest and Double \
+                  Sparsity read all tokens in their first two layers; retrieval ratios, which the \
+                  paper has beside its scores, are those of `prhs-table2-needles` and `prhs-fig7`",
+        model: ModelChoice::AnyOr(CHAT_MODEL),
+        measurement: Measurement::Preset(Preset {
+            toml: include_str!("../../assets/papers/prhs-table2.toml"),
+            ..preset::PRESET
+        }),
+        ..PRESET
+    },
+    Figure {
+        name: "prhs-table3",
+        about: "LongBench at 512 tokens: full, H2O, Quest, Double Sparsity, HShare, CIS, CIS*, CPE",
+        measures: "scores of LongBench's tasks at 512 tokens",
+        differs: "the table names no model: the paper's first is chosen; Double Sparsity takes the \
+                  channels of the prompt's own keys, and reads all tokens in its first two layers, \
+                  as Quest does; prompts lose their middle beyond the model's positions; of CIS* \
+                  at s = 16 and of CPE the averages alone are known",
+        model: ModelChoice::AnyOr(CHAT_MODEL),
+        measurement: Measurement::Preset(Preset {
+            toml: include_str!("../../assets/papers/prhs-table3.toml"),
+            ..preset::PRESET
+        }),
+        ..PRESET
+    },
+    Figure {
+        name: "prhs-table6",
+        about: "GSM8K, CoQA and prefill perplexity of CIS*, PSAW, ETF and CPE with other \
+                parameters",
+        measures: "GSM8K and CoQA of CIS*, PSAW, ETF and CPE",
+        differs: "prompts are asked as they are, without a chat template; prefill perplexity is \
+                  measured of the text that --text names, such as WikiText's, over windows of \
+                  --contexts tokens and what follows; CPE's sets are of CIS with a k of 88",
+        published: "the paper, prefill perplexity of WikiText: PSAW 6.120 at phi 0.5 and alpha 1, \
+                    6.113 at 0.7 and 1.5; ETF 6.162 at psi 0.5 and gamma 1.5, 6.156 at 0.4 and 1; \
+                    CPE 6.148 at s = 8, 6.136 at s = 32",
+        model: ModelChoice::AnyOr(CHAT_MODEL),
+        text: true,
+        measurement: Measurement::Preset(Preset {
+            toml: include_str!("../../assets/papers/prhs-table6.toml"),
+            more: |bench, options, policy_runs| {
+                if options.text.is_none() {
+                    return Ok(());
+                }
+                let texts = Text::read(bench, options.text.as_deref(), &options.contexts)?;
+                prefill_perplexity::run(bench, policy_runs, &texts)
+            },
+            ..preset::PRESET
+        }),
+        ..PRESET
+    },
+    Figure {
+        name: "prhs-table7",
+        about: "GSM8K and CoQA of CIS* by the vectors that it compares",
+        measures: "GSM8K and CoQA of CIS* by the vectors that it compares",
+        differs: ZERO_SHOT,
+        model: ModelChoice::AnyOr(CHAT_MODEL),
+        measurement: Measurement::Preset(Preset {
+            toml: include_str!("../../assets/papers/prhs-table7.toml"),
+            ..preset::PRESET
+        }),
+        ..PRESET
+    },
+    Figure {
+        name: "prhs-table2-needles",
         about: "Retrieval and perplexity, and how often heads retrieve: CIS, HShare, Quest, Double \
                 Sparsity, H2O",
         measures: "retrieval and perplexity, and how often heads retrieve",
@@ -74,6 +156,7 @@ pub(super) const FIGURES: &[Figure] = &[
         about: "Time of a step's attention at lengths beyond the paper's: 8k to 128k tokens, \
                 groups of 4 and 8",
         measures: "time of a step's attention, choices included, at long lengths",
+        stands_in: "made-up queries, keys and values; no table of the paper",
         differs: "no table of the paper, which ends at 4k tokens; one layer of made-up queries, \
                   keys and values, in which a fixed share of the heads retrieves; the layer is the \
                   last of 32, where CPE's window is narrowest; HShare's layers choose for \
@@ -103,6 +186,7 @@ pub(super) const FIGURES: &[Figure] = &[
         about: "Decode throughput at 1/8: CIS, CPE, HShare, Quest, Double Sparsity, H2O, the full \
                 cache",
         measures: "decode throughput at an eighth of the tokens",
+        stands_in: "random weights unless --model names a model, made-up prompts",
         differs: "weights are random where no model is named, so that queries before RoPE are \
                   alike, and heads share at nearly every step of a block, more often than in a \
                   trained model; with threshold=-1.0 they share at every step; 3,968 tokens in \
@@ -121,7 +205,7 @@ pub(super) const FIGURES: &[Figure] = &[
         ..STEPS
     },
     Figure {
-        name: "prhs-table6",
+        name: "prhs-table6-needles",
         about: "Retrieval and perplexity of CIS*, PSAW, ETF and CPE with other parameters",
         measures: "retrieval, perplexity and prefill perplexity of CIS*, PSAW, ETF and CPE",
         differs: "exact match of short answers in place of GSM8K; prefill perplexity is of the one \

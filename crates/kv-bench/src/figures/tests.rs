@@ -46,21 +46,48 @@ fn figures_say_what_they_measure_and_what_is_not_the_paper_s() {
         assert!(paper.notes(true).len() == notes.len() + 1, "{name}");
     }
     let (_, report) = quick("kvreviver-bounds");
-    let title = "burn-kv: kvreviver-bounds: variance of the sketch&#39;s estimates";
+    let title = "burn-kv: kvreviver-bounds: variance of the sketch&#39;s estimates against the \
+        paper&#39;s bound (drawn tokens;";
     assert!(report.contains(&format!("<h1>{title}")), "the title says what is measured");
     assert!(report.contains("kvreviver-bounds differs from the paper: the paper proves the bound"));
     assert!(report.contains("--quick: small sizes"));
+}
+
+/// Whatever does not run the paper's own tasks or model says in its title what it runs instead.
+#[test]
+fn titles_say_what_stands_in_for_the_paper_s_model_or_data() {
+    let title = |line: &str| {
+        let (paper, args) = options(line);
+        paper.title(&args.common)
+    };
+    for figure in all() {
+        let (name, stands_in) = (figure.name, figure.stands_in);
+        let own = title(&format!("kv-bench paper {name}"));
+        assert_eq!(own.ends_with(&format!("({stands_in})")), !stands_in.is_empty(), "{own}");
+        assert!(figure.preset().is_some() || !stands_in.is_empty(), "{name}");
+        let prompts = figure.prompts && name != "balancekv-fig3";
+        assert_eq!(own.ends_with("(needles, not the paper's workload)"), prompts, "{own}");
+        assert!(figure.quality().is_none_or(|_| figure.prompts), "{name}");
+    }
+    let own = title("kv-bench paper kvreviver-fig6-needles --prompts folder/mine.jsonl");
+    assert!(own.ends_with("(prompts of mine.jsonl, not the paper's workload)"), "{own}");
+    let own = title("kv-bench paper longflow-table1 --model models/smollm2");
+    assert!(own.ends_with("(smollm2, not the paper's model)"), "{own}");
+    for model in ["models/Qwen3-8B", "hub/models--Qwen--Qwen3-8B/snapshots/4f", "Qwen3-8B.gguf"] {
+        let own = title(&format!("kv-bench paper longflow-table1 --model {model}"));
+        assert!(!own.contains('('), "{own}");
+    }
 }
 
 #[test]
 fn tables_run_at_their_paper_s_budgets() {
     let ratios = |shares: &[f64]| shares.iter().copied().map(Budget::Ratio).collect::<Vec<_>>();
     for (name, budgets) in [
-        ("keepkv-table3", ratios(&[0.01, 0.1])),
-        ("keepkv-table4", ratios(&[0.04])),
-        ("kvreviver-table2", ratios(&[0.1])),
+        ("keepkv-table3-needles", ratios(&[0.01, 0.1])),
+        ("keepkv-table4-needles", ratios(&[0.04])),
+        ("kvreviver-table2-needles", ratios(&[0.1])),
         ("kvreviver-fig5", ratios(&[0.25])),
-        ("prhs-table2", vec![Budget::Tokens(128), Budget::Ratio(0.125)]),
+        ("prhs-table2-needles", vec![Budget::Tokens(128), Budget::Ratio(0.125)]),
     ] {
         let (paper, args) = options(&format!("kv-bench paper {name}"));
         assert_eq!(paper.figure.quality().unwrap().budgets(&args.common), budgets, "{name}");
@@ -86,7 +113,12 @@ fn figures_of_quality_take_prompts_modes_budgets_and_texts() {
     std::fs::write(&text, "The sea was calm that day, and the boat lay still. ".repeat(60))
         .unwrap();
     let text = text.display().to_string();
-    for figure in ["keepkv-table4", "kvreviver-table3", "prhs-table6", "balancekv-needle"] {
+    for figure in [
+        "keepkv-table4-needles",
+        "kvreviver-table3-needles",
+        "prhs-table6-needles",
+        "balancekv-needle",
+    ] {
         let line = format!(
             "paper {figure} --quick --budget 0.5 --mode question-agnostic --lengths 600 --prompts \
              {own}"
@@ -107,7 +139,7 @@ fn figures_of_quality_take_prompts_modes_budgets_and_texts() {
         assert_eq!(texts.is_empty(), !reads, "{figure}");
         assert!(texts.iter().all(|r| r.case.source.as_deref() == Some("own.txt")), "{figure}");
         let prefills = of(metric::PREFILL_PERPLEXITY);
-        assert_eq!(prefills.is_empty(), figure != "prhs-table6");
+        assert_eq!(prefills.is_empty(), figure != "prhs-table6-needles");
         let judged: BTreeSet<_> = prefills.iter().map(|r| r.policy.split(' ').next()).collect();
         let expected = ["cpe", "etf", "full", "psaw"].map(Some);
         assert!(prefills.is_empty() || judged == BTreeSet::from(expected), "{judged:?}");
@@ -149,7 +181,7 @@ fn configurations_join_a_table_s_own() {
     crate::run::run(&Args::try_parse_from(calibrate.iter().chain(&files)).unwrap()).unwrap();
     let sparse = json!([{"policy": "double-sparsity", "channels": output, "dense_layers": 0}]);
     let (records, _) =
-        ran(&["paper", "prhs-table2", "--quick", "--policy", &sparse.to_string()]).unwrap();
+        ran(&["paper", "prhs-table2-needles", "--quick", "--policy", &sparse.to_string()]).unwrap();
     let label = format!("double-sparsity channels={output} dense_layers=0");
     assert_eq!(self::names(&records), BTreeSet::from(["full", label.as_str()]));
     let error = ran(&["paper", "prhs-table5", "--quick", "--policy", "[\"h2o\"]"]).unwrap_err();
@@ -158,7 +190,7 @@ fn configurations_join_a_table_s_own() {
 
 #[test]
 fn kvreviver_s_layers_share_by_fisher_information_where_it_is_known() {
-    let (records, report) = quick("kvreviver-table3");
+    let (records, report) = quick("kvreviver-table3-needles");
     assert!(report.contains("layers share the budget evenly"));
     assert!(records.iter().all(|r| !r.policy.contains("layers=")));
     let folder = tempfile::tempdir().unwrap();
@@ -173,7 +205,7 @@ fn kvreviver_s_layers_share_by_fisher_information_where_it_is_known() {
     let fisher = kv_models::Fisher { model, text, window: 2, samples: 1, layers };
     fisher.save(folder.path().join("fisher.json")).unwrap();
     let model = folder.path().display().to_string();
-    let line = ["paper", "kvreviver-table3", "--quick", "--limit", "1", "--model", &model];
+    let line = ["paper", "kvreviver-table3-needles", "--quick", "--limit", "1", "--model", &model];
     let (records, report) = ran(&line).unwrap();
     assert!(!report.contains("layers share the budget evenly"));
     let own = names(&records);

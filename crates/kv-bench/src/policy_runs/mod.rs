@@ -69,7 +69,7 @@ impl Common {
         budgets: &[Budget],
     ) -> anyhow::Result<Vec<PolicyRun>> {
         let mut policy_runs = vec![PolicyRun::of(&json!({"policy": FULL}))?];
-        let fisher = FisherLayers::of(&self.model);
+        let fisher = FisherLayers::of(self.model());
         for config in configs {
             let written = config.clone();
             let config = fisher.resolved(config)?;

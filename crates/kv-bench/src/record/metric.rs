@@ -1,6 +1,6 @@
 //! The metrics: their names in records, their units, and how tables name, write and compare them.
 
-use crate::format::Kind::{self, Bytes, LogProb, Plain, Share};
+use crate::format::Kind::{self, Bytes, LogProb, Plain, Score, Share};
 
 /// How a metric is measured, named, written and compared.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +41,11 @@ metrics! {
     EXACT_MATCH = "exact_match", "share", "exact match", Share, MORE;
     /// Score of a generated answer by its task's grader, 0 to 1.
     SCORE = "score", "share", "score", Share, MORE;
+    /// [`SCORE`] beside a paper's number of the same task.
+    OUR_SCORE = "our_score", "share", "ours", Score, MORE;
+    /// The paper's number, as a share, and [`OUR_SCORE`] less it.
+    PUBLISHED_SCORE = "published_score", "share", "published", Score, NEITHER;
+    SCORE_DIFFERENCE = "score_less_published", "share", "difference", Score, NEITHER;
     /// Tokens of a generated answer.
     NEW_TOKENS = "new_tokens", "tokens", "new tokens", Plain, NEITHER;
     /// Log-probability of the right answer, in nats.
@@ -231,6 +236,7 @@ pub(crate) fn legend(name: &str) -> Option<&'static str> {
         LIVE_BYTES => {
             "live memory: keys and values in use, all slots' metadata and the policy's own state"
         }
+        PUBLISHED_SCORE => "published: the paper's number, of its model, device and prompts",
         _ => return None,
     })
 }

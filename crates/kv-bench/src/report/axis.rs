@@ -158,7 +158,7 @@ fn steps(low: f64, high: f64, step: f64) -> impl Iterator<Item = f64> {
 fn text(kind: Kind, value: f64, step: f64) -> String {
     let decimals = |step: f64| (-(step.log10() + 1e-9).floor()).max(0.0) as usize;
     match kind {
-        Kind::Share => format!("{:.*} %", decimals(step * 100.0), value * 100.0),
+        Kind::Share | Kind::Score => format!("{:.*} %", decimals(step * 100.0), value * 100.0),
         Kind::Bytes if value == 0.0 => "0".into(),
         Kind::Bytes => format::bytes(value).replace(".00", "").replace(".0 ", " "),
         _ if value.abs() >= 1e3 => format::significant(value),

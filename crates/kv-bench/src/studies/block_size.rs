@@ -6,7 +6,7 @@ use serde_json::json;
 use super::SUITE;
 use super::layer::{self, Clustered, LayerPrompt, mean_and_deviation, relative_error};
 use crate::bench::{Bench, ModelBench, Sizes};
-use crate::options::{MODEL, PaperOptions};
+use crate::options::PaperOptions;
 use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
 use crate::record::{Case, FULL, metric};
@@ -59,8 +59,8 @@ pub(crate) fn run(
     options: &PaperOptions,
     prompts: Sizes<usize>,
 ) -> anyhow::Result<()> {
-    if bench.common.model != MODEL || options.names_prompts() {
-        let model = bench.common.model.clone();
+    if bench.common.model.is_some() || options.names_prompts() {
+        let model = bench.common.model().to_string();
         return on_prompts(&mut ModelBench::load(bench, &model)?, name, options, prompts);
     }
     let (quick, seed) = (bench.common.quick, bench.common.seed);

@@ -22,6 +22,9 @@ pub(crate) struct ByBatch {
     pub(crate) size: Sizes<Size>,
     /// The configurations of the policies, the full cache first.
     pub(crate) policies: fn() -> Vec<Value>,
+    /// The paper's rates: a name, the batch, tokens a second. They stand beside ours at the paper's
+    /// sizes.
+    pub(crate) published: &'static [(&'static str, usize, f64)],
     /// More that is recorded of the figure of this name from the runs.
     pub(crate) more: fn(&mut ModelBench<'_>, &str, &Size, &Runs),
 }
@@ -141,6 +144,11 @@ pub(crate) fn run(
     }
     progress.finish();
     record(bench, name, &size, &all);
+    // Times of quick forms compare with no published time.
+    for &(label, batch, rate) in figure.published.iter().filter(|_| !quick) {
+        let case = case(name, &size, "by batch", batch);
+        bench.record(SUITE, &case, (label, None), metric::DECODE_TOKENS_PER_SECOND, rate);
+    }
     (figure.more)(bench, name, &size, &all);
     Ok(())
 }

@@ -18,12 +18,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
+use kv_core::counted;
 use kv_models::{Model, Request, Sampling, Session, generate_from};
 use kv_policies::Policy;
-use kv_tasks::{QuestionOptions, Task, Tokens};
+use kv_tasks::{Question, QuestionOptions, Task, Tokens};
 
 use crate::bench::ModelBench;
-use crate::console::say;
 use crate::options::{Chat, Evaluate};
 use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
@@ -39,16 +39,42 @@ const BUDGETS: [f64; 3] = [0.5, 0.25, 0.1];
 /// Questions that generate together, where the command does not say how many.
 const BATCH: usize = 8;
 
+/// A graded answer of a question under a policy.
+pub(crate) struct Graded<'a> {
+    pub(crate) policy_run: &'a PolicyRun,
+    pub(crate) task: &'a Task,
+    pub(crate) question: &'a Question,
+    /// Whether the question is known at compression, one of [`mode`].
+    pub(crate) mode: &'a str,
+    pub(crate) output: &'a str,
+    /// 0 to 1, by the task's grader.
+    pub(crate) score: f64,
+}
+
 /// Runs the suite.
 ///
 /// # Errors
 /// Where a task, a model, a policy or the file of answers refuses.
 pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Evaluate) -> anyhow::Result<()> {
-    options.sampling().validate()?;
     let policy_runs = bench.common.policy_runs(&BUDGETS)?;
-    let asked = questions(bench, options)?;
+    measure(bench, options, &policy_runs, &mut |_| Ok(())).map(drop)
+}
+
+/// Records the answers of some policies, and shows each of them to `see`. The number of questions
+/// comes back that the model has no positions for.
+///
+/// # Errors
+/// As [`run`], and the errors of `see`.
+pub(crate) fn measure(
+    bench: &mut ModelBench<'_>,
+    options: &Evaluate,
+    policy_runs: &[PolicyRun],
+    see: &mut dyn FnMut(&Graded<'_>) -> anyhow::Result<()>,
+) -> anyhow::Result<usize> {
+    options.sampling().validate()?;
+    let (asked, left_out) = questions(bench, options)?;
     let longest = asked.iter().map(Asked::tokens).max().unwrap_or_default();
-    bench.remark(&policy_runs, longest)?;
+    bench.remark(policy_runs, longest)?;
     let path = match &options.answers {
         Some(path) => path.clone(),
         None => default_answers(bench.model.name())?,
@@ -63,12 +89,13 @@ pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Evaluate) -> anyhow::Res
         ));
     }
     let fingerprint = bench.model.fingerprint()?;
-    let runs = Runs { bench, options, policy_runs: &policy_runs, asked: &asked, fingerprint };
+    let runs = Runs { bench, options, policy_runs, asked: &asked, fingerprint };
     let answers = runs.answers(&mut file)?;
     for (policy_run, asked, answer) in answers {
         // By the grader and the references of this run.
         let score = asked.score(&answer.output)?;
-        let question = &asked.question;
+        let (task, question, output) = (&*asked.task, &asked.question, &*answer.output);
+        see(&Graded { policy_run, task, question, mode: &answer.key.mode, output, score })?;
         // The name of a task with one subset may end with it.
         let task = match asked.task.name.ends_with(&question.subset) {
             true => asked.task.name.clone(),
@@ -87,7 +114,7 @@ pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Evaluate) -> anyhow::Res
         bench.record(SUITE, &case, setup, metric::LIVE_BYTES, answer.kept_bytes as f64);
     }
     bench.note(format!("answers, one JSON line each: {}", path.display()));
-    Ok(())
+    Ok(left_out)
 }
 
 /// `kv-bench/evaluate-MODEL.jsonl` in cargo's target folder, or in the current folder's `target`.
@@ -123,8 +150,12 @@ impl Tokens for ModelTokens<'_> {
     }
 }
 
-/// The questions of all tasks, as the model is asked them.
-fn questions(bench: &ModelBench<'_>, options: &Evaluate) -> anyhow::Result<Vec<Asked>> {
+/// The questions of all tasks, as the model is asked them, and the number of questions that are too
+/// long for it.
+fn questions(
+    bench: &mut ModelBench<'_>,
+    options: &Evaluate,
+) -> anyhow::Result<(Vec<Asked>, usize)> {
     let model = &bench.model;
     let wanted = QuestionOptions {
         folder: options.data.clone(),
@@ -134,7 +165,7 @@ fn questions(bench: &ModelBench<'_>, options: &Evaluate) -> anyhow::Result<Vec<A
         text: options.text.clone(),
         few_shot: options.few_shot,
     };
-    let mut all = Vec::new();
+    let (mut all, mut notes, mut left_out) = (Vec::new(), Vec::new(), 0);
     for name in &options.task {
         let mut task = task_of(name)?;
         let known = all.iter().any(|own: &Asked| own.task.name == task.name);
@@ -159,15 +190,18 @@ fn questions(bench: &ModelBench<'_>, options: &Evaluate) -> anyhow::Result<Vec<A
             }
         }
         if skipped > 0 {
-            say!(
-                "{name}: {skipped} questions need more than the model's {}; --length N cuts the \
-                 middle of longer prompts",
-                model.config().longest()
-            );
+            notes.push(format!(
+                "{name}: left out, as too long for the model's {}: {}; --length N cuts the middle \
+                 of longer prompts",
+                model.config().longest(),
+                counted(skipped, "question")
+            ));
         }
+        left_out += skipped;
     }
+    notes.into_iter().for_each(|note| bench.note(note));
     ensure!(!all.is_empty(), "no question fits into the model's positions");
-    Ok(all)
+    Ok((all, left_out))
 }
 
 /// A task by its name, or from a file of questions or a TOML file.
