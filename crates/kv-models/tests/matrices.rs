@@ -17,11 +17,11 @@ fn logits(model: &Model) -> Vec<f32> {
 }
 
 #[test]
-fn matrices_in_halves_change_logits_by_their_rounding_and_run_on_the_cpu_alone() {
+fn halves_change_logits_by_their_rounding_and_run_on_the_cpu_alone() {
     for tested in devices() {
         let model = || embedded_in_f32(&tested);
         let whole = logits(&model());
-        for (dtype, limit) in [(DType::F16, 0.01), (DType::BF16, 0.1)] {
+        for (dtype, limit) in [(DType::F16, 0.01), (DType::BF16, 0.0)] {
             let stored = model().with_matrices_in(dtype);
             if tested.name != "cpu" {
                 let error = stored.unwrap_err();
@@ -35,7 +35,8 @@ fn matrices_in_halves_change_logits_by_their_rounding_and_run_on_the_cpu_alone()
             );
             let pairs = whole.iter().zip(logits(&stored));
             let worst = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-            assert!(worst > 0.0 && worst < limit, "{dtype:?}: logits differ by {worst}");
+            // The model's own weights are in bf16.
+            assert!(worst <= limit, "{dtype:?}: logits differ by {worst}");
             let again = stored.with_matrices_in(DType::F32).unwrap();
             assert_eq!(again.llama().matrix_dtype(), DType::F32);
         }
