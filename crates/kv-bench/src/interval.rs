@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use statrs::distribution::{Beta, ContinuousCDF, StudentsT};
+use statrs::distribution::{Beta, ContinuousCDF, Normal, StudentsT};
 use statrs::statistics::Statistics;
 
 use crate::record::{Record, metric, summary};
@@ -145,8 +145,16 @@ fn half_width(samples: &[f64]) -> Option<f64> {
 
 /// Student's quantile at an interval's upper end. `None` for no positive number of degrees of
 /// freedom.
-pub(crate) fn quantile(freedom: f64) -> Option<f64> {
+fn quantile(freedom: f64) -> Option<f64> {
     Some(StudentsT::new(0.0, 1.0, freedom).ok()?.inverse_cdf(UPPER))
+}
+
+/// Student's quantiles at equal steps of the inverse of the degrees of freedom: from 0, which is
+/// the normal distribution, to 1.
+pub(crate) fn quantiles(steps: usize) -> Vec<f64> {
+    let inverse = |step: usize| quantile(steps as f64 / step as f64);
+    let normal = Normal::standard().inverse_cdf(UPPER);
+    [normal].into_iter().chain((1..=steps).filter_map(inverse)).collect()
 }
 
 /// The interval around a mean; of a perplexity, whose logarithm has the half width.
@@ -170,7 +178,7 @@ fn binomial(right: usize, count: usize) -> Option<Interval> {
 mod tests {
     use rand::SeedableRng;
     use rand_chacha::ChaCha8Rng;
-    use rand_distr::{Distribution, Normal};
+    use rand_distr::Distribution;
 
     use super::*;
     use crate::record::mode;
@@ -246,6 +254,16 @@ mod tests {
         assert_eq!(Estimate::of_groups(&[], metric::SCORE), None);
     }
 
+    /// Of tables: of infinitely many, 4, 2 and 1 degrees of freedom.
+    #[test]
+    fn quantiles_go_from_the_normal_one_to_that_of_one_degree() {
+        let found = quantiles(4);
+        for (step, expected) in [(0, 1.959964), (1, 2.776445), (2, 4.302653), (4, 12.706205)] {
+            assert!((found[step] - expected).abs() < 1e-5, "{}, {expected}", found[step]);
+        }
+        assert!(found.len() == 5 && found.is_sorted());
+    }
+
     #[test]
     fn what_is_no_sample_has_no_interval() {
         let none = |records: &[Record]| assert_eq!(estimate(records).interval, None);
@@ -309,7 +327,7 @@ mod tests {
     #[test]
     fn perplexities_intervals_cover() {
         let mut draws = ChaCha8Rng::seed_from_u64(17);
-        let log = Normal::new(3.0, 0.25).unwrap();
+        let log = rand_distr::Normal::new(3.0, 0.25).unwrap();
         let covered = (0..2000).filter(|_| {
             let logs: Vec<f64> = (0..8).map(|_| log.sample(&mut draws)).collect();
             let [low, high] = estimate(&buckets(&logs)).ends().unwrap();

@@ -53,6 +53,8 @@ impl<'a> Answers<'a> {
             records.iter().copied().filter(|r| r.metric == metric::SCORE).collect();
         let tasks = group_by(scored.iter().copied(), |r| task_of(&r.case));
         all.tasks = tasks.into_iter().map(|(task, _)| task).collect();
+        // Batches go by length, so that first sight says little.
+        all.tasks.sort_unstable();
         let modes = group_by(scored.iter().copied(), |r| mode_of(&r.case));
         all.modes = modes.into_iter().map(|(mode, _)| mode).collect();
         let mut numbers = BTreeMap::new();

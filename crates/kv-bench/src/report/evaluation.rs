@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use super::answers::Answers;
+use super::answers::{Answers, Setup};
 use super::policies::Policies;
 use super::questions::{MOST_ANSWERS, MOST_QUESTIONS, Question, chosen};
 use super::svg::Ink;
@@ -19,8 +19,8 @@ pub(super) const SUITE: &str = "evaluate";
 pub(super) const SCRIPTS: [&str; 3] =
     [include_str!("evaluation.js"), include_str!("leaderboard.js"), include_str!("questions.js")];
 
-/// Degrees of freedom whose quantiles the page has; beyond them, a formula is as good.
-const QUANTILES: usize = 100;
+/// Steps of the page's table of quantiles. Between them, a line is right to three decimals.
+const QUANTILES: usize = 200;
 
 /// The part's elements, and the links to them.
 pub(super) struct Part {
@@ -38,7 +38,7 @@ struct Data<'a> {
     questions: Vec<(usize, &'a str, usize)>,
     /// Setup, question, mode, score, bytes, new tokens, seconds.
     answers: Vec<(usize, usize, usize, f64, f64, f64, f64)>,
-    /// Student's quantiles, for 1 degree of freedom and more.
+    /// Student's quantiles, by the inverse of the degrees of freedom from 0 to 1.
     quantiles: Vec<f64>,
     /// Questions with their texts and answers.
     shown: Vec<&'a Question>,
@@ -120,16 +120,16 @@ fn of_questions(shown: &[&Question], all: &[Question]) -> String {
 of answers has all outputs.</p></noscript>
 <div class="question" hidden></div><div class="list"></div>
 <p class="note">{count}Long texts are cut, which "…" and a number of characters say. Held: the
-prompt from its beginning on the left to its end on the right, darker where more layers and
-key-value heads hold its tokens in slots once it is compressed. A policy that keeps all tokens
-and reads some of them is dark throughout. Tokens in a sketch, in an archive or as means do not
-count here, but their bytes do. A policy that numbers its tokens anew has no strip. In the mode
-question-agnostic the strip is of the context alone.</p>"#
+prompt from its beginning on the left to its end on the right, in a stronger colour where more
+layers and key-value heads hold its tokens in slots once it is compressed. A policy that keeps
+all tokens and reads some of them has a full strip. Tokens in a sketch, in an archive or as means
+do not count here, but their bytes do. A policy that numbers its tokens anew has no strip. In the
+mode question-agnostic the strip is of the context alone.</p>"#
     )
 }
 
 fn data<'a>(answers: &'a Answers<'a>, shown: Vec<&'a Question>, policies: &Policies) -> Data<'a> {
-    let setup = |setup: &'a super::answers::Setup<'a>| SetupData {
+    let setup = |setup: &'a Setup<'a>| SetupData {
         policy: setup.policy,
         family: setup.family(),
         budget: setup.budget,
@@ -137,7 +137,7 @@ fn data<'a>(answers: &'a Answers<'a>, shown: Vec<&'a Question>, policies: &Polic
         full: setup.is_full(),
         class: Ink::of(policies.number(setup.policy)).class(),
     };
-    let of_setup = |(index, setup): (usize, &'a super::answers::Setup<'a>)| {
+    let of_setup = |(index, setup): (usize, &'a Setup<'a>)| {
         setup.answers.iter().map(move |own| {
             (index, own.question, own.mode, own.score, own.bytes, own.tokens, own.seconds)
         })
@@ -149,9 +149,7 @@ fn data<'a>(answers: &'a Answers<'a>, shown: Vec<&'a Question>, policies: &Polic
         modes: &answers.modes,
         questions: answers.questions.iter().map(|own| (own.task, own.name, own.length)).collect(),
         answers: answers.setups.iter().enumerate().flat_map(of_setup).collect(),
-        quantiles: (1..=QUANTILES)
-            .filter_map(|freedom| interval::quantile(freedom as f64).map(rounded))
-            .collect(),
+        quantiles: interval::quantiles(QUANTILES).into_iter().map(rounded).collect(),
         shown,
     }
 }
@@ -188,7 +186,7 @@ mod tests {
         assert_eq!(list("setups").len(), 5);
         assert_eq!(list("answers").len(), 5 * 6);
         assert_eq!(list("answers")[0], serde_json::json!([0, 0, 0, 1.0, 1000.0, 4.0, 0.5]));
-        assert_eq!((list("quantiles").len(), &list("quantiles")[0]), (100, &12.7062.into()));
+        assert_eq!((list("quantiles").len(), &list("quantiles")[200]), (201, &12.7062.into()));
         let none = part("evaluate-0", &[], &[], &Policies::of(&[])).unwrap();
         assert!(none.html.is_empty() && none.links.is_empty());
     }

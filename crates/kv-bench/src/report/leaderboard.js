@@ -1,12 +1,10 @@
 // The leaderboard under filters: the same rows as `leaderboard.rs` writes, of fewer answers.
 
-/** Student's quantile of a 95 % interval. Between whole degrees of freedom it is a line. */
+/** Student's quantile of a 95 % interval, from a table by the inverse of the degrees of freedom. */
 function quantile(quantiles, freedom) {
-  // The first terms of its expansion around the normal distribution's.
-  if (freedom >= quantiles.length) return 1.95996 + 2.37227 / freedom;
-  const low = Math.max(1, Math.floor(freedom));
-  const [a, b] = [quantiles[low - 1], quantiles[Math.min(low, quantiles.length - 1)]];
-  return a + (b - a) * (freedom - low);
+  const place = (quantiles.length - 1) / freedom;
+  const low = Math.min(Math.floor(place), quantiles.length - 2);
+  return quantiles[low] + (quantiles[low + 1] - quantiles[low]) * (place - low);
 }
 
 /**
@@ -38,6 +36,7 @@ function rows(data) {
   const fullBytes = new Map();
   const sums = new Map();
   for (const [index, question, mode, score, bytes, tokens, seconds] of shown) {
+    // The full cache's answers come before all others.
     if (index === fullSetup) fullBytes.set(`${question} ${mode}`, bytes);
     const task = data.questions[question][0];
     if (!sums.has(index)) {
@@ -100,9 +99,9 @@ function taskCell(task) {
 }
 
 function averageCell(average, kind) {
-  const text = intervalText(average);
-  const more = text ? [" ", element("small", {}, text)] : [];
-  return element("td", { class: "average" }, bar(average, kind), percent(average.mean), ...more);
+  const texts = [element("span", {}, percent(average.mean)), " ",
+    element("small", {}, intervalText(average))];
+  return element("td", {}, element("div", { class: "average" }, bar(average, kind), ...texts));
 }
 
 /** The columns: each row's value to sort by, whether the most come first, and the cell. */

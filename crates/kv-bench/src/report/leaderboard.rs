@@ -127,15 +127,14 @@ impl<'a> Row<'a> {
         let budget = format::budget(setup.budget);
         format!(
             r#"<tr><td>{rank}</td><th scope="row"><i class="dot {class}"></i>{name}</th>
-<td>{family}</td><td>{budget}</td><td class="average">{bar}{average}{interval}</td>{tasks}
+<td>{family}</td><td>{budget}</td>
+<td><div class="average">{bar}<span>{average}</span> <small>{interval}</small></div></td>{tasks}
 <td>{bytes}</td><td>{of_full}</td><td>{speed}</td></tr>
 "#,
             family = setup.family(),
             bar = bar(&self.average, &class),
             average = share(&self.average),
-            interval = interval(&self.average)
-                .map(|text| format!(" <small>{text}</small>"))
-                .unwrap_or_default(),
+            interval = interval(&self.average).unwrap_or_default(),
             bytes = known(Kind::Bytes, own),
             of_full = known(Kind::Share, own / whole),
             speed = known(Kind::Plain, setup.speed()),
@@ -191,7 +190,8 @@ mod tests {
         assert_eq!(rows[0].average.interval, None);
         let html = html(&answers, &Policies::of(&[]));
         assert_eq!(html.matches("<tbody>").count(), 3);
-        for text in ["62.5 % <small>± ", "<td>500 B</td><td>50.0 %</td><td>8.00</td>"] {
+        for text in ["<span>62.5 %</span> <small>± ", "<td>500 B</td><td>50.0 %</td><td>8.00</td>"]
+        {
             assert!(html.contains(text), "{text}: {html}");
         }
     }

@@ -8,7 +8,7 @@ function cutText({ text, cut }, before) {
   return before ? [note, text] : [text, note];
 }
 
-/** The prompt from left to right, darker where more of it is held. */
+/** The prompt from left to right, in a stronger colour where more of it is held. */
 function strip(kept) {
   if (!kept) return element("span", { class: "none" }, "–");
   const digits = [...kept].map((digit) => Number.parseInt(digit, 16));
@@ -73,14 +73,15 @@ function questionPage(question, index, count, setupOf) {
   if (question.more_references > 0) {
     references.push(element("li", {}, element("em", {}, `${question.more_references} more`)));
   }
-  const several = (name) => new Set(question.answers.map((answer) => answer[name])).size > 1;
+  const answers = answersOf(question, setupOf);
+  const several = (name) => new Set(answers.map((answer) => answer[name])).size > 1;
   return [
     element("p", { class: "links" }, ...links),
     element("h4", {}, `${question.task} · ${question.name} `,
       element("small", {}, `${question.length.toLocaleString("en")} tokens`)),
     element("pre", {}, ...cutText(question.prompt, true)),
     element("div", { class: "references" }, "Expected: ", element("ul", {}, ...references)),
-    answerTable(answersOf(question, setupOf), setupOf, several),
+    answerTable(answers, setupOf, several),
   ];
 }
 
@@ -92,7 +93,7 @@ function questions(root, data) {
   const setupOf = (answer) => setups.get(`${answer.policy} ${answer.budget}`);
   const find = element("input", { type: "search", placeholder: "name or text" });
   find.addEventListener("change", () => go({ find: find.value }));
-  list.before(element("form", { class: "filters", hidden: "" }, element("label", {}, "Find", find)));
+  page.before(element("form", { class: "filters", hidden: "" }, element("label", {}, "Find", find)));
   const mean = (answers) =>
     known(answers.reduce((sum, own) => sum + own.score, 0) / answers.length, percent);
   const fits = (question) => {
@@ -108,6 +109,9 @@ function questions(root, data) {
     page.replaceChildren();
     if (question) {
       page.append(...questionPage(question, Number(view.question), data.shown.length, setupOf));
+      // The question stands at the prompt's end.
+      const prompt = page.querySelector("pre");
+      prompt.scrollTop = prompt.scrollHeight;
     }
     const shown = data.shown.map((own, index) => [own, index, answersOf(own, setupOf)])
       .filter(([own]) => fits(own));

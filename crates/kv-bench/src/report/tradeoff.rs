@@ -12,8 +12,8 @@ use crate::interval::Estimate;
 use crate::record::{group_by, metric};
 
 const CAPTION: &str = "Mean of the tasks' averages against the bytes held once the prompt is \
-    compressed; a line a policy, a point a budget, and the full cache's point in every plot. Look \
-    for lines that stay high to the left. A point far right of its budget says that a policy's \
+    compressed; a line a policy, a point a budget. Every plot has the full cache's point, and its \
+    level. Look for lines that stay high to the left. A point far right of its budget says that a policy's \
     metadata and state, or its rounding, take the bytes. Point at a mark for its policy, budget, \
     score and bytes.";
 
@@ -43,10 +43,18 @@ pub(super) fn figure(answers: &Answers<'_>, policies: &Policies) -> anyhow::Resu
         );
         Some(Point { x: Some(x), y, text })
     };
-    let line = |setups: &[&Setup<'_>]| Series {
-        policy: policies.number(setups[0].policy),
-        name: setups[0].policy.into(),
-        points: setups.iter().copied().filter_map(point).collect(),
+    let line = |setups: &[&Setup<'_>]| {
+        let mut points: Vec<Point> = setups.iter().copied().filter_map(point).collect();
+        if setups[0].is_full() {
+            // The level, without another error bar.
+            let level = points.iter().map(|point| Point {
+                x: None,
+                y: point.y.mean.into(),
+                ..point.clone()
+            });
+            points.extend(level.collect::<Vec<_>>());
+        }
+        Series { policy: policies.number(setups[0].policy), name: setups[0].policy.into(), points }
     };
     let lines: Vec<(&str, Series)> = answers
         .setups
@@ -68,21 +76,22 @@ pub(super) fn figure(answers: &Answers<'_>, policies: &Policies) -> anyhow::Resu
     let x = Axis::round(label, Kind::Share, true, &xs);
     let values = shown(ys.into_iter(), Kind::Share, false);
     let y = Axis::round("average score".into(), Kind::Share, false, &values);
-    let names = FAMILIES.map(|family| (families::name(family), families::does(family)));
-    let names = names.into_iter().chain([("others", "combinations and yardsticks")]);
+    let names = FAMILIES.map(families::name).into_iter().chain(["others"]);
     let panels: Vec<(Panel, Axis)> = names
-        .filter_map(|(family, does)| {
+        .filter_map(|family| {
             let own = others.iter().filter(|(of, _)| *of == family);
             let series: Vec<Series> = own.chain(&full).map(|(_, series)| series.clone()).collect();
-            let title = format!("{family}: {does}");
-            (series.len() > full.len()).then(|| (Panel { title, series }, x.clone()))
+            let panel = Panel { title: family.into(), series };
+            (panel.series.len() > full.len()).then(|| (panel, x.clone()))
         })
         .collect();
     if panels.is_empty() || full.is_empty() {
         return Ok(None);
     }
+    let does = FAMILIES.map(|own| format!("{} {}", families::name(own), families::does(own)));
+    let caption = format!("{CAPTION} Families: {}.", does.join("; "));
     let frame =
-        Frame { id: "accuracy-by-bytes", title: "Accuracy against bytes held", caption: CAPTION };
+        Frame { id: "accuracy-by-bytes", title: "Accuracy against bytes held", caption: &caption };
     frame.small_multiples(&panels, &y).map(Some)
 }
 
@@ -100,7 +109,7 @@ mod tests {
         let records: Vec<&Record> = records.iter().collect();
         let html = figure(&Answers::of(&records), &policies).unwrap().unwrap().html;
         assert_eq!(html.matches("<svg viewBox=\"0 0 740").count(), 2);
-        assert!(html.contains("drop: removes tokens"));
+        assert!(html.contains("Families: drop removes tokens; "));
         assert_eq!(html.matches("<title>full: 100.0 %, 0.977 KiB held").count(), 2);
         let text = "<title>snapkv at 50 %: 62.5 % ± ";
         assert_eq!(html.matches(text).count(), 1, "{html}");

@@ -407,6 +407,22 @@ mod tests {
             own.unwrap()["kept_bytes"].as_u64().unwrap()
         };
         assert!(bytes("snapkv") < bytes("full") * 6 / 10);
+        // The share of the prompt that strips show; prompts of a batch have several lengths.
+        let shares = |policy: &str| -> Vec<f64> {
+            let own = first.iter().filter(|line| line["policy"]["policy"] == policy);
+            own.map(|line| {
+                let kept = line["kept"].as_str().unwrap();
+                let digits: Vec<u32> = kept.chars().map(|c| c.to_digit(16).unwrap()).collect();
+                assert_eq!(digits.len(), 96);
+                f64::from(digits.iter().sum::<u32>()) / (15.0 * 96.0)
+            })
+            .collect()
+        };
+        assert_eq!(shares("full"), [1.0; 6]);
+        for policy in ["snapkv", "streaming-llm"] {
+            let shares = shares(policy);
+            assert!(shares.iter().all(|share| (0.45..0.55).contains(share)), "{policy} {shares:?}");
+        }
         // A run that was killed in the midst of a line goes on, in other batches, to equal answers.
         let text = std::fs::read_to_string(&answers).unwrap();
         std::fs::write(&answers, &text[..text.len() / 2]).unwrap();
