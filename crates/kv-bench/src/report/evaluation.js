@@ -1,7 +1,8 @@
 // The page's data, the view that its address names, and the filters that change the view.
 //
-// A view is in the address's hash, so that it can be linked to: `#task=needles&budget=0.25` filters,
-// `#question=3` opens a question. Without scripts the page shows the leaderboard of all answers.
+// A view is in the address's hash, so that it can be linked to: `#task=needles&budget=0.25`
+// filters, `#question=3` opens a question. Without scripts the page shows the leaderboard of all
+// answers.
 "use strict";
 
 // An error stands in the page too, where a test looks.

@@ -113,13 +113,15 @@ function columns(data) {
     element("th", { scope: "row" }, element("i", { class: `dot ${row.setup.class}` }),
       row.setup.policy);
   const tasks = data.tasks.map((_, task) => ({
-    value: (row) => row.tasks[task]?.mean ?? -1, down: true, cell: (row) => taskCell(row.tasks[task]),
+    value: (row) => row.tasks[task]?.mean ?? -1, down: true,
+    cell: (row) => taskCell(row.tasks[task]),
   }));
   return [
     { value: (row) => row.rank ?? Infinity, cell: text((row) => String(row.rank ?? "–")) },
     { value: (row) => row.setup.policy, cell: named },
     { value: (row) => row.setup.family, cell: text((row) => row.setup.family) },
-    { value: (row) => row.setup.budget ?? Infinity, down: true, cell: text((row) => row.setup.label) },
+    { value: (row) => row.setup.budget ?? Infinity, down: true,
+      cell: text((row) => row.setup.label) },
     { value: (row) => row.average.mean, down: true,
       cell: (row) => averageCell(row.average, row.setup.class) },
     ...tasks,

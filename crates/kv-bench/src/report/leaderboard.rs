@@ -19,8 +19,9 @@ pub(super) const LEGEND: &str = "Rank: among the policies at one budget, by aver
     in use, all slots' metadata and the policy's own state once the prompt is compressed, a mean \
     over answers. Of full: these bytes over the full cache's for the same questions. Tokens/s: new \
     tokens over the seconds of answers; all policies share the prefill of a batch, so that each \
-    answer has an equal share of its time. Intervals take questions as the samples, with Student's \
-    t distribution; there are none where a task has fewer than two questions.";
+    answer has an equal share of its time. Intervals take questions as the samples, whatever their \
+    modes and repetitions, with Student's t distribution; there are none where a task has fewer \
+    than two questions.";
 
 /// A policy at a budget.
 #[derive(Debug)]

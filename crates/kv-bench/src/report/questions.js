@@ -93,7 +93,8 @@ function questions(root, data) {
   const setupOf = (answer) => setups.get(`${answer.policy} ${answer.budget}`);
   const find = element("input", { type: "search", placeholder: "name or text" });
   find.addEventListener("change", () => go({ find: find.value }));
-  page.before(element("form", { class: "filters", hidden: "" }, element("label", {}, "Find", find)));
+  const label = element("label", {}, "Find", find);
+  page.before(element("form", { class: "filters", hidden: "" }, label));
   const mean = (answers) =>
     known(answers.reduce((sum, own) => sum + own.score, 0) / answers.length, percent);
   const fits = (question) => {

@@ -41,6 +41,7 @@ fn every_section_has_one_figure() {
     assert!(html.contains("<dt>samples</dt><dd>quality: 80 embedded prompts"));
     assert!(html.contains(r#"<section id="first"><h2>The best of each family at 5 %</h2>"#));
     assert!(!html.contains("http://www.w3.org") && !html.contains("<script"));
+    assert!(html.contains("<title>snapkv at 50 %: ") && html.contains("svg .hover {"));
 }
 
 #[test]

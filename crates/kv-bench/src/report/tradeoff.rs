@@ -13,9 +13,9 @@ use crate::record::{group_by, metric};
 
 const CAPTION: &str = "Mean of the tasks' averages against the bytes held once the prompt is \
     compressed; a line a policy, a point a budget. Every plot has the full cache's point, and its \
-    level. Look for lines that stay high to the left. A point far right of its budget says that a policy's \
-    metadata and state, or its rounding, take the bytes. Point at a mark for its policy, budget, \
-    score and bytes.";
+    level. Look for lines that stay high to the left. A point far right of its budget says that a \
+    policy's metadata and state, or its rounding, take the bytes. Point at a mark for its policy, \
+    budget, score and bytes.";
 
 /// The figure; `None` where the full cache did not run, or nothing ran beside it.
 ///
