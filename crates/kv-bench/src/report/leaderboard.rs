@@ -37,7 +37,9 @@ struct Row<'a> {
 pub(super) fn html(answers: &Answers<'_>, policies: &Policies) -> String {
     let full = answers.full_bytes();
     let heads = ["rank", "policy", "family", "budget", "average"].map(String::from);
-    let tasks = answers.tasks.iter().map(|task| escape(task));
+    // Long names may break behind their parts.
+    let breaking = |name: &str| escape(name).replace('/', "/<wbr>").replace('_', "_<wbr>");
+    let tasks = answers.tasks.iter().map(|task| breaking(task));
     let more = ["bytes held", "of full", "tokens/s"].map(String::from);
     let heads: String = heads
         .into_iter()
