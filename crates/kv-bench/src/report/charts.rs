@@ -263,7 +263,7 @@ impl Chart<'_> {
             let value: Vec<String> = value.into_iter().flatten().collect();
             Some(Point { x, y, text: format!("{name}{at}: {}", value.join(" ")) })
         };
-        group_by(records, |r| x(r)).into_iter().filter_map(point).collect()
+        group_by(records, x).into_iter().filter_map(point).collect()
     }
 
     fn lines(
