@@ -4,9 +4,11 @@
 //! the same thing.
 
 mod bench;
+mod browser;
 mod check;
 mod dist;
 mod model;
+mod packages;
 mod report;
 mod test;
 mod util;

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use crate::report::{Counts, Report};
 use crate::util::{self, Feature};
-use crate::vulkan;
+use crate::{browser, vulkan};
 
 /// Run everything that can run on this machine, and say what was skipped and why.
 ///
@@ -40,6 +40,9 @@ struct Notes {
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let mut notes = Notes::default();
     let features = features(args, &mut notes)?;
+    if let Err(error) = browser::ensure() {
+        eprintln!("the report will not be opened in a browser: {error:#}");
+    }
     let folder = util::target_dir().join("xtask");
     let report_file = folder.join("test-report.txt");
     std::fs::create_dir_all(&folder)?;

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 
-use crate::util;
+use crate::{packages, util};
 
 /// What must be installed where there is no GPU driver.
 const PACKAGES: [&str; 2] = ["mesa-vulkan-drivers", "libvulkan1"];
@@ -25,18 +25,8 @@ const LIBRARIES: [&str; 4] =
 /// When there is none and none could be installed; the message says what to do by hand.
 pub(crate) fn ensure() -> Result<()> {
     // Elsewhere wgpu goes through the system's own API (Metal, DirectX).
-    if !cfg!(target_os = "linux") || (has_driver() && has_loader()) {
-        return Ok(());
-    }
-    let Some(mut install) = installer() else {
-        bail!("no Vulkan driver; install one, such as `apt-get install {}`", PACKAGES.join(" "));
-    };
-    eprintln!("no Vulkan driver: installing {} for the wgpu tests", PACKAGES.join(" "));
-    util::run(&mut install)?;
-    if !(has_driver() && has_loader()) {
-        bail!("no Vulkan driver, even after installing {}", PACKAGES.join(" "));
-    }
-    Ok(())
+    let is_there = || !cfg!(target_os = "linux") || (has_driver() && has_loader());
+    packages::ensure("Vulkan driver", &PACKAGES, is_there)
 }
 
 fn has_driver() -> bool {
@@ -57,29 +47,4 @@ fn has_loader() -> bool {
     std::env::split_paths(&variable).any(|dir| dir.join(name).exists())
         || LIBRARIES.into_iter().any(|dir| Path::new(dir).join(name).exists())
         || util::output(Command::new("ldconfig").arg("-p")).is_ok_and(|list| list.contains(name))
-}
-
-/// The command that installs [`PACKAGES`], where it can run without asking for a password.
-fn installer() -> Option<Command> {
-    if !util::succeeds("apt-get", &["--version"]) {
-        return None;
-    }
-    let script = format!(
-        "export DEBIAN_FRONTEND=noninteractive; apt-get update -qq \
-         && apt-get install -qq -y --no-install-recommends {}",
-        PACKAGES.join(" ")
-    );
-    let is_root = util::output(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0");
-    let shell: &[&str] = if is_root {
-        &["sh", "-c"]
-    } else if util::succeeds("sudo", &["-n", "true"]) {
-        &["sudo", "-n", "sh", "-c"]
-    } else {
-        return None;
-    };
-    let mut command = Command::new(shell[0]);
-    command.args(&shell[1..]).arg(script);
-    // Keeps standard output for the tests' own lines.
-    command.stdout(std::io::stderr());
-    Some(command)
 }

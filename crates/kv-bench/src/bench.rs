@@ -15,6 +15,7 @@ use crate::policy_runs::PolicyRun;
 use crate::prompts::EMBEDDED_FOR;
 use crate::record::{Case, Record, metric};
 use crate::record_log::RecordLog;
+use crate::report::Question;
 
 /// The CPU's name as a device.
 pub(crate) const CPU: &str = "cpu";
@@ -47,6 +48,19 @@ pub(crate) struct Bench {
     model_name: String,
     records: RecordLog,
     notes: Vec<String>,
+    questions: Vec<Question>,
+}
+
+/// What a run has measured.
+pub(crate) struct Finished {
+    /// Its records.
+    pub(crate) records: Vec<Record>,
+    /// Whether their file was written.
+    pub(crate) saved: anyhow::Result<()>,
+    /// Notes for readers of the numbers.
+    pub(crate) notes: Vec<String>,
+    /// Questions with the answers of policies.
+    pub(crate) questions: Vec<Question>,
 }
 
 /// A bench with a model on its device.
@@ -64,8 +78,15 @@ impl Bench {
     pub(crate) fn new(common: &Common, records: RecordLog) -> anyhow::Result<Self> {
         let device = select_device(common.device)?;
         let device_name = device_name(&device);
-        let (model_name, notes) = (String::new(), Vec::new());
-        Ok(Self { common: common.clone(), device, device_name, model_name, records, notes })
+        Ok(Self {
+            common: common.clone(),
+            device,
+            device_name,
+            model_name: String::new(),
+            records,
+            notes: Vec::new(),
+            questions: Vec::new(),
+        })
     }
 
     /// Whether the device is the CPU.
@@ -112,10 +133,15 @@ impl Bench {
         }
     }
 
-    /// Ends the run: its records, whether their file was written, and its notes.
-    pub(crate) fn finish(self) -> (Vec<Record>, anyhow::Result<()>, Vec<String>) {
+    /// Adds questions for the report to show.
+    pub(crate) fn show(&mut self, questions: Vec<Question>) {
+        self.questions.extend(questions);
+    }
+
+    /// Ends the run.
+    pub(crate) fn finish(self) -> Finished {
         let (records, saved) = self.records.finish();
-        (records, saved, self.notes)
+        Finished { records, saved, notes: self.notes, questions: self.questions }
     }
 }
 

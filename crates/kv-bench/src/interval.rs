@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use statrs::distribution::{Beta, ContinuousCDF, StudentsT};
+use statrs::distribution::{Beta, ContinuousCDF, Normal, StudentsT};
 use statrs::statistics::Statistics;
 
 use crate::record::{Record, metric, summary};
@@ -56,6 +56,31 @@ impl Estimate {
             half_width(&samples).map(|half| around(mean, half, metric))
         };
         Some(Self { mean, interval: interval.filter(|_| mean.is_finite()) })
+    }
+
+    /// The mean of the means of groups, such as tasks, in which every group counts once. Its
+    /// interval is by Student's t distribution with the degrees of freedom of Welch and
+    /// Satterthwaite; there is none where a group has fewer than two samples.
+    pub(crate) fn of_groups(groups: &[Vec<&Record>], metric: &str) -> Option<Self> {
+        let means = groups.iter().map(|own| Self::of(own, metric).map(|own| own.mean));
+        let means: Vec<f64> = means.collect::<Option<_>>()?;
+        // The variance of each group's mean, and its degrees of freedom.
+        let parts: Vec<[f64; 2]> = groups
+            .iter()
+            .map(|own| {
+                let samples: Vec<f64> = samples(own, metric).into_values().collect();
+                let count = samples.len() as f64;
+                [samples.iter().variance() / count, count - 1.0]
+            })
+            .collect();
+        let variance: f64 = parts.iter().map(|[variance, _]| variance).sum();
+        let freedom = variance.powi(2)
+            / parts.iter().map(|[variance, freedom]| variance.powi(2) / freedom).sum::<f64>();
+        let half = quantile(freedom).map(|t| t * variance.sqrt() / groups.len() as f64);
+        let half = half.filter(|half| half.is_finite() && *half > 0.0);
+        let mean = means.iter().sum::<f64>() / means.len() as f64;
+        (!means.is_empty())
+            .then_some(Self { mean, interval: half.map(|half| around(mean, half, metric)) })
     }
 
     /// A policy's number less the full cache's, or the ratio of their perplexities, over the
@@ -114,9 +139,22 @@ fn samples<'a>(records: &[&'a Record], metric: &str) -> BTreeMap<Key<'a>, f64> {
 /// samples, and for samples that are all alike, which say nothing of their spread.
 fn half_width(samples: &[f64]) -> Option<f64> {
     let count = samples.len() as f64;
-    let quantile = StudentsT::new(0.0, 1.0, count - 1.0).ok()?.inverse_cdf(UPPER);
-    let half = quantile * samples.std_dev() / count.sqrt();
+    let half = quantile(count - 1.0)? * samples.std_dev() / count.sqrt();
     (half.is_finite() && half > 0.0).then_some(half)
+}
+
+/// Student's quantile at an interval's upper end. `None` for no positive number of degrees of
+/// freedom.
+fn quantile(freedom: f64) -> Option<f64> {
+    Some(StudentsT::new(0.0, 1.0, freedom).ok()?.inverse_cdf(UPPER))
+}
+
+/// Student's quantiles at equal steps of the inverse of the degrees of freedom: from 0, which is
+/// the normal distribution, to 1.
+pub(crate) fn quantiles(steps: usize) -> Vec<f64> {
+    let inverse = |step: usize| quantile(steps as f64 / step as f64);
+    let normal = Normal::standard().inverse_cdf(UPPER);
+    [normal].into_iter().chain((1..=steps).filter_map(inverse)).collect()
 }
 
 /// The interval around a mean; of a perplexity, whose logarithm has the half width.
@@ -140,7 +178,7 @@ fn binomial(right: usize, count: usize) -> Option<Interval> {
 mod tests {
     use rand::SeedableRng;
     use rand_chacha::ChaCha8Rng;
-    use rand_distr::{Distribution, Normal};
+    use rand_distr::Distribution;
 
     use super::*;
     use crate::record::mode;
@@ -192,6 +230,38 @@ mod tests {
         let paired = Estimate::of_difference(&own, &full, metric::ANSWER_LOGPROB).unwrap();
         assert!((paired.mean - 1.58).abs() < 1e-12);
         assert_near(paired.ends(), [0.7001142, 2.4598858], 1e-6);
+    }
+
+    /// The same data as two groups: R's `t.test(extra ~ group, sleep)` gives 17.776 degrees of
+    /// freedom, and a half width of 1.7854832 for the difference, twice that of the mean.
+    #[test]
+    fn groups_count_once_each() {
+        let hours = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4];
+        let placebo = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0];
+        let groups = [hours, placebo].map(|values| of_prompts(metric::SCORE, &values));
+        let groups: Vec<Vec<&Record>> = groups.iter().map(|own| own.iter().collect()).collect();
+        let both = Estimate::of_groups(&groups, metric::SCORE).unwrap();
+        assert!((both.mean - (2.33 + 0.75) / 2.0).abs() < 1e-12);
+        let half = 1.7854832 / 2.0;
+        assert_near(both.ends(), [both.mean - half, both.mean + half], 1e-6);
+        let one = Estimate::of_groups(&groups[..1], metric::SCORE).unwrap();
+        assert_near(one.ends(), [0.8976775, 3.7623225], 1e-6);
+        // A group of one sample says nothing of its spread.
+        let short = [groups[0].clone(), groups[1][..1].to_vec()];
+        let short = Estimate::of_groups(&short, metric::SCORE).unwrap();
+        assert!((short.mean - (2.33 + 0.7) / 2.0).abs() < 1e-12 && short.interval.is_none());
+        assert_eq!(Estimate::of_groups(&[Vec::new()], metric::SCORE), None);
+        assert_eq!(Estimate::of_groups(&[], metric::SCORE), None);
+    }
+
+    /// Of tables: of infinitely many, 4, 2 and 1 degrees of freedom.
+    #[test]
+    fn quantiles_go_from_the_normal_one_to_that_of_one_degree() {
+        let found = quantiles(4);
+        for (step, expected) in [(0, 1.959964), (1, 2.776445), (2, 4.302653), (4, 12.706205)] {
+            assert!((found[step] - expected).abs() < 1e-5, "{}, {expected}", found[step]);
+        }
+        assert!(found.len() == 5 && found.is_sorted());
     }
 
     #[test]
@@ -257,7 +327,7 @@ mod tests {
     #[test]
     fn perplexities_intervals_cover() {
         let mut draws = ChaCha8Rng::seed_from_u64(17);
-        let log = Normal::new(3.0, 0.25).unwrap();
+        let log = rand_distr::Normal::new(3.0, 0.25).unwrap();
         let covered = (0..2000).filter(|_| {
             let logs: Vec<f64> = (0..8).map(|_| log.sample(&mut draws)).collect();
             let [low, high] = estimate(&buckets(&logs)).ends().unwrap();

@@ -17,9 +17,9 @@ use crate::merge_records::{RecordFile, merge};
 use crate::options::Common;
 use crate::record::Record;
 use crate::record_log::RecordLog;
-use crate::report::{layouts, overview};
+use crate::report::{Page, layouts, overview};
 use crate::table::Table;
-use crate::{figures, inputs, measure, report, suites, table};
+use crate::{figures, inputs, measure, suites, table};
 
 /// Runs the suite that the arguments name.
 ///
@@ -55,13 +55,19 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         notes = options.notes(common.quick);
     }
     run_suite(args.suite.as_ref(), &mut bench)?;
-    let (own, saved, more) = bench.finish();
-    notes.extend(more);
-    let records = merge(own, others);
+    let finished = bench.finish();
+    notes.extend(finished.notes);
+    let (saved, records) = (finished.saved, merge(finished.records, others));
     let title = title_of(args.suite.as_ref(), common);
     let first = args.suite.is_none().then(|| overview::table(&records)).flatten();
-    let reported =
-        report::write_html(&report, &format!("burn-kv: {title}"), &notes, &records, first.as_ref());
+    let page = Page {
+        title: &format!("burn-kv: {title}"),
+        notes: &notes,
+        records: &records,
+        first: first.as_ref(),
+        questions: &finished.questions,
+    };
+    let reported = page.write(&report);
     // Numbers that were measured are shown, whatever became of the files.
     let printed = print(&text(args, &title, &notes, &records, first.as_ref()));
     if let (Some(path), Ok(())) = (&common.json, &saved) {

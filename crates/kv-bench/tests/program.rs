@@ -1,6 +1,9 @@
-//! The program as a whole: what it leaves behind where a run ends early or a disk is full.
+//! The program as a whole: what it leaves behind where a run ends early or a disk is full, and
+//! its report in a browser.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
+
+mod report_page;
 
 use std::fs::{File, OpenOptions};
 use std::path::Path;

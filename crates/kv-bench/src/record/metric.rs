@@ -48,6 +48,8 @@ metrics! {
     SCORE_DIFFERENCE = "score_less_published", "share", "difference", Score, NEITHER;
     /// Tokens of a generated answer.
     NEW_TOKENS = "new_tokens", "tokens", "new tokens", Plain, NEITHER;
+    /// An answer's share of its batch's time, prefill included, in seconds.
+    ANSWER_SECONDS = "answer_seconds", "s", "answer s", Plain, LESS;
     /// Log-probability of the right answer, in nats.
     ANSWER_LOGPROB = "answer_logprob", "nats", "answer logprob", LogProb, MORE;
     /// Exponential of the mean negative log-likelihood of a token.

@@ -44,7 +44,7 @@ pub(crate) fn draw(
     let inks: Vec<Ink> = bars.iter().map(|bar| Ink::of(bar.policy)).collect();
     let label = format!("{} by policy, {title}", axis.label);
     svg::draw((width, height as u32), &label, &inks, |canvas| {
-        paint(canvas, title, bars, axis, kind, f64::from(width))
+        paint(canvas, title, bars, axis, kind, f64::from(width)).map(|()| Vec::new())
     })
 }
 

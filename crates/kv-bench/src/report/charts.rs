@@ -3,7 +3,7 @@
 use super::axis::Axis;
 use super::bars::Bar;
 use super::figure::{Figure, Frame};
-use super::lines::{Panel, Series};
+use super::lines::{Panel, Point, Series};
 use super::policies::Policies;
 use crate::format::{self, Kind};
 use crate::interval::Estimate;
@@ -77,7 +77,10 @@ impl Chart<'_> {
                     })
                 };
                 let title = mode.unwrap_or_default().to_string();
-                panels.push((Panel { title, series: self.series(&records, |r| r.budget) }, x));
+                panels.push((
+                    Panel { title, series: self.series(&records, |r| r.budget, budget_text) },
+                    x,
+                ));
             }
         }
         self.lines(frame, panels)
@@ -97,7 +100,10 @@ impl Chart<'_> {
             return Ok(None);
         }
         let panel = |(title, records): (String, Vec<&Record>)| {
-            (Panel { title, series: self.series(&records, &along) }, axis(&values))
+            (
+                Panel { title, series: self.series(&records, &along, format::significant) },
+                axis(&values),
+            )
         };
         let panels = panels(&records).into_iter().map(panel).collect();
         self.lines(frame, panels)
@@ -114,13 +120,10 @@ impl Chart<'_> {
     ) -> anyhow::Result<Option<Figure>> {
         let of = |r: &Record| option_of(&r.policy, option).map(|(value, _)| value);
         let name = |r: &Record| option_of(&r.policy, option).map_or(r.policy.clone(), |(_, n)| n);
-        let line = |(name, records): (String, Vec<&Record>)| Series {
-            policy: self.policies.number(&records[0].policy),
-            name,
-            points: group_by(records, of)
-                .into_iter()
-                .filter_map(|(x, records)| Some((x, Estimate::of(&records, self.metric)?)))
-                .collect(),
+        let line = |(name, records): (String, Vec<&Record>)| {
+            let policy = self.policies.number(&records[0].policy);
+            let text = |value: f64| value.to_string();
+            Series { policy, points: self.points(&name, records, of, text), name }
         };
         let taken: Vec<_> = self.taken().collect();
         let panel = |(title, records): (String, Vec<&Record>)| {
@@ -228,17 +231,39 @@ impl Chart<'_> {
     }
 
     /// A line a policy over the records' x, the mean where several records share one.
-    fn series(&self, records: &[&Record], x: impl Fn(&Record) -> Option<f64>) -> Vec<Series> {
+    fn series(
+        &self,
+        records: &[&Record],
+        x: impl Fn(&Record) -> Option<f64>,
+        text: impl Fn(f64) -> String,
+    ) -> Vec<Series> {
         let policies = group_by(records.iter().copied(), |r| r.policy.as_str());
         let line = |(policy, records): (&str, Vec<&Record>)| Series {
             policy: self.policies.number(policy),
             name: policy.into(),
-            points: group_by(records, &x)
-                .into_iter()
-                .filter_map(|(x, records)| Some((x, Estimate::of(&records, self.metric)?)))
-                .collect(),
+            points: self.points(policy, records, &x, &text),
         };
         policies.into_iter().map(line).collect()
+    }
+
+    /// The points of a line. Their texts have the line's name, and x as `text` writes it.
+    fn points<'a>(
+        &self,
+        name: &str,
+        records: Vec<&'a Record>,
+        x: impl Fn(&Record) -> Option<f64>,
+        text: impl Fn(f64) -> String,
+    ) -> Vec<Point> {
+        let kind = metric::info(self.metric).kind;
+        let point = |(x, records): (Option<f64>, Vec<&'a Record>)| {
+            let y = Estimate::of(&records, self.metric)?;
+            let at = x.map_or(String::new(), |x| format!(" at {}", text(x)));
+            let interval = y.interval.map(|interval| format::interval(kind, interval));
+            let value = [Some(format::value(kind, y.mean)), interval];
+            let value: Vec<String> = value.into_iter().flatten().collect();
+            Some(Point { x, y, text: format!("{name}{at}: {}", value.join(" ")) })
+        };
+        group_by(records, x).into_iter().filter_map(point).collect()
     }
 
     fn lines(
@@ -249,7 +274,7 @@ impl Chart<'_> {
         let series = panels.iter().flat_map(|(panel, _)| &panel.series);
         let points = series.flat_map(|series| &series.points);
         let info = metric::info(self.metric);
-        let values = shown(points.map(|point| point.1), info.kind, self.scale == Scale::Log);
+        let values = shown(points.map(|point| point.y), info.kind, self.scale == Scale::Log);
         let label = self.label.to_string();
         let y = match self.scale {
             Scale::Fit => Axis::round(label, info.kind, false, &values),
@@ -257,7 +282,7 @@ impl Chart<'_> {
             Scale::Log => Axis::round(label + " (log scale)", info.kind, true, &values),
         };
         for (panel, _) in &mut panels {
-            panel.series.retain(|s| s.points.iter().any(|p| y.coordinate(p.1.mean).is_some()));
+            panel.series.retain(|s| s.points.iter().any(|p| y.coordinate(p.y.mean).is_some()));
         }
         panels.retain(|(panel, _)| !panel.series.is_empty());
         if panels.is_empty() {
@@ -267,10 +292,15 @@ impl Chart<'_> {
     }
 }
 
+/// A budget in a text of a point.
+fn budget_text(budget: f64) -> String {
+    format::budget(Some(budget))
+}
+
 /// The values that an axis shows: the means, and the ends of their intervals. Error bars are cut
 /// off where they are further from the means than the means are from each other, and shares where
 /// they leave 0 to 1.
-fn shown(estimates: impl Iterator<Item = Estimate>, kind: Kind, log: bool) -> Vec<f64> {
+pub(super) fn shown(estimates: impl Iterator<Item = Estimate>, kind: Kind, log: bool) -> Vec<f64> {
     let estimates: Vec<Estimate> = estimates.collect();
     let place = |value: f64| if log { value.ln() } else { value };
     let means = estimates.iter().map(|estimate| place(estimate.mean)).filter(|v| v.is_finite());

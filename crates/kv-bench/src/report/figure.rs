@@ -66,9 +66,30 @@ impl Frame<'_> {
             .collect::<anyhow::Result<_>>()?;
         let mut points =
             panels.iter().flat_map(|(panel, _)| &panel.series).flat_map(|series| &series.points);
-        let errors = points.any(|point| point.1.interval.is_some());
+        let errors = points.any(|point| point.y.interval.is_some());
         let more = if errors { ERRORS_OF_LINES } else { "" };
         Ok(self.around(&images, &legend(panels, higher_is_better), more))
+    }
+
+    /// A figure of many small line charts with equal axes, each with the keys of its own lines.
+    ///
+    /// # Errors
+    /// If plotters cannot draw.
+    pub(crate) fn small_multiples(
+        &self,
+        panels: &[(Panel, Axis)],
+        y: &Axis,
+    ) -> anyhow::Result<Figure> {
+        let draw = |own: &(Panel, Axis)| {
+            let image = lines::draw(&own.0, &own.1, y, (370, 300))?;
+            let keys = legend(std::slice::from_ref(own), true);
+            Ok(format!(r#"<div class="small">{image}{keys}</div>"#))
+        };
+        let images: Vec<String> = panels.iter().map(draw).collect::<anyhow::Result<_>>()?;
+        let mut points =
+            panels.iter().flat_map(|(panel, _)| &panel.series).flat_map(|series| &series.points);
+        let errors = points.any(|point| point.y.interval.is_some());
+        Ok(self.around(&images, "", if errors { ERRORS_OF_LINES } else { "" }))
     }
 
     /// A figure of bar charts with one axis.
@@ -96,7 +117,7 @@ impl Frame<'_> {
 fn legend(panels: &[(Panel, Axis)], higher_is_better: bool) -> String {
     let mut entries: Vec<(Option<usize>, &str, Vec<f64>)> = Vec::new();
     for series in panels.iter().flat_map(|(panel, _)| &panel.series) {
-        let values = series.points.iter().map(|point| point.1.mean).filter(|v| v.is_finite());
+        let values = series.points.iter().map(|point| point.y.mean).filter(|v| v.is_finite());
         match entries.iter_mut().find(|entry| entry.0 == series.policy) {
             Some(entry) => entry.2.extend(values),
             None => entries.push((series.policy, &series.name, values.collect())),

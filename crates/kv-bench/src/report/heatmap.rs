@@ -63,7 +63,7 @@ pub(crate) fn draw(
     records: &[&Record],
     size: (u32, u32),
 ) -> anyhow::Result<String> {
-    svg::draw(size, label, &[], |canvas| paint(canvas, frame, records, size))
+    svg::draw(size, label, &[], |canvas| paint(canvas, frame, records, size).map(|()| Vec::new()))
 }
 
 fn paint(

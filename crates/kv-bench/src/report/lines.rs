@@ -4,7 +4,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};
 
 use super::axis::Axis;
-use super::svg::{self, Canvas, Ink, error_bar, font, marker, px};
+use super::svg::{self, Canvas, Hover, Ink, error_bar, font, marker, px};
 use crate::interval::Estimate;
 
 /// The points of one policy.
@@ -14,9 +14,20 @@ pub(crate) struct Series {
     pub(crate) policy: Option<usize>,
     /// The policy's name.
     pub(crate) name: String,
-    /// Its points by x. A point without an x holds everywhere, such as the full cache's at all
+    /// Its points.
+    pub(crate) points: Vec<Point>,
+}
+
+/// A point of a line.
+#[derive(Clone, Debug)]
+pub(crate) struct Point {
+    /// Where it stands. A point without an x holds everywhere, such as the full cache's at all
     /// budgets.
-    pub(crate) points: Vec<(Option<f64>, Estimate)>,
+    pub(crate) x: Option<f64>,
+    /// Its value.
+    pub(crate) y: Estimate,
+    /// The text that is shown where it is pointed at.
+    pub(crate) text: String,
 }
 
 /// One chart.
@@ -40,7 +51,8 @@ pub(crate) fn draw(panel: &Panel, x: &Axis, y: &Axis, size: (u32, u32)) -> anyho
     svg::draw(size, &label, &inks, |canvas| paint(canvas, panel, x, y))
 }
 
-fn paint(canvas: &Canvas, panel: &Panel, x: &Axis, y: &Axis) -> anyhow::Result<()> {
+fn paint(canvas: &Canvas, panel: &Panel, x: &Axis, y: &Axis) -> anyhow::Result<Vec<Hover>> {
+    let mut hovers = Vec::new();
     let mut chart = ChartBuilder::on(canvas)
         .margin_top(px(if panel.title.is_empty() { 10.0 } else { 30.0 }))
         .margin_right(px(14.0))
@@ -69,17 +81,18 @@ fn paint(canvas: &Canvas, panel: &Panel, x: &Axis, y: &Axis) -> anyhow::Result<(
     let aside = |index: usize| step * (index as f64 - (panel.series.len() - 1) as f64 / 2.0);
     for (index, series) in order(false).chain(order(true)).enumerate() {
         let color = Ink::of(series.policy).color();
-        let place = |&(at, value): &(Option<f64>, Estimate)| {
-            let (at, value) = (x.coordinate(at?)?, y.coordinate(value.mean)?);
+        let place = |point: &Point| {
+            let (at, value) = (x.coordinate(point.x?)?, y.coordinate(point.y.mean)?);
             Some(chart.plotting_area().map_coordinate(&(at, value)))
         };
-        let level = |&(at, value): &(Option<f64>, Estimate)| match at {
-            None => y.coordinate(value.mean),
+        let level = |point: &Point| match point.x {
+            None => y.coordinate(point.y.mean),
             Some(_) => None,
         };
         // Levels have theirs at the right end, beside the points.
-        let error = |&(at, value): &(Option<f64>, Estimate)| {
-            let (at, aside) = match at {
+        let error = |point: &Point| {
+            let value = point.y;
+            let (at, aside) = match point.x {
                 Some(at) => (x.coordinate(at)?, px(aside(index))),
                 None => (x.high, 0),
             };
@@ -100,6 +113,8 @@ fn paint(canvas: &Canvas, panel: &Panel, x: &Axis, y: &Axis) -> anyhow::Result<(
             let line = ends.map(|at| chart.plotting_area().map_coordinate(&(at, value)));
             canvas.draw(&PathElement::new(line, color.stroke_width(px(1.75) as u32)))?;
         }
+        let hover = |point: &Point| Some(Hover { at: place(point)?, text: point.text.clone() });
+        hovers.extend(series.points.iter().filter_map(hover));
         let mut points: Vec<(i32, i32)> = series.points.iter().filter_map(place).collect();
         points.sort_unstable();
         if points.len() > 1 {
@@ -111,7 +126,7 @@ fn paint(canvas: &Canvas, panel: &Panel, x: &Axis, y: &Axis) -> anyhow::Result<(
             canvas.draw(&Polygon::new(corners, color.filled()))?;
         }
     }
-    Ok(())
+    Ok(hovers)
 }
 
 #[cfg(test)]
@@ -123,7 +138,10 @@ mod tests {
     /// A point and a level have their error bars; one that is out of the axis ends with it.
     #[test]
     fn error_bars_span_the_interval() {
-        let point = |at, interval| (at, Estimate { mean: 0.5, interval });
+        let point = |x, interval| {
+            let text = "<a>".to_string();
+            Point { x, y: Estimate { mean: 0.5, interval }, text }
+        };
         let inner = Some(Interval::Between(0.25, 0.75));
         let series = |policy, points| Series { policy, name: "a".into(), points };
         let axis = || Axis::round(String::new(), Kind::Plain, false, &[0.0, 1.0]);
@@ -146,6 +164,8 @@ mod tests {
         let policy = "\"s k0 c0 error line\"";
         let svg = draw(vec![point(Some(0.2), inner), point(Some(0.8), None)]);
         let [height] = heights(&svg, policy)[..] else { panic!("{svg}") };
+        // Both points have a text; the level has no place.
+        assert_eq!(svg.matches("<title>&lt;a&gt;</title>").count(), 2);
         assert_eq!(heights(&svg, "\"s full error line\""), [height]);
         let svg = draw(vec![point(Some(0.2), Some(Interval::Around(9.0)))]);
         let [cut] = heights(&svg, policy)[..] else { panic!("{svg}") };

@@ -1,22 +1,51 @@
 //! The page around tables and figures.
 
+use std::path::Path;
+
+use anyhow::Context;
+
 use super::policies::Policies;
+use super::questions::Question;
 use super::samples::samples;
-use super::{layouts, suites};
+use super::{evaluation, layouts, suites};
+use crate::files::replace;
 use crate::format::{self, escape};
 use crate::record::{Record, group_by};
 use crate::table::Table;
+
+/// What a page shows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Page<'a> {
+    /// The title.
+    pub(crate) title: &'a str,
+    /// Notes above the numbers.
+    pub(crate) notes: &'a [String],
+    /// The records, those of this run first.
+    pub(crate) records: &'a [Record],
+    /// The table before all others, if there is one.
+    pub(crate) first: Option<&'a Table>,
+    /// Questions of this run.
+    pub(crate) questions: &'a [Question],
+}
+
+impl Page<'_> {
+    /// Writes the page. The folder of `path` must exist.
+    ///
+    /// # Errors
+    /// If a figure cannot be drawn or the file cannot be written.
+    pub(crate) fn write(&self, path: &Path) -> anyhow::Result<()> {
+        let html = html(self)?;
+        replace(path, |file| file.write_all(html.as_bytes()))
+            .with_context(|| format!("writing the report to {}", path.display()))
+    }
+}
 
 /// The whole page.
 ///
 /// # Errors
 /// If a figure cannot be drawn.
-pub(crate) fn page(
-    title: &str,
-    notes: &[String],
-    records: &[Record],
-    first: Option<&Table>,
-) -> anyhow::Result<String> {
+fn html(page: &Page<'_>) -> anyhow::Result<String> {
+    let Page { title, notes, records, first, questions } = *page;
     let policies = Policies::of(records);
     let (mut contents, mut body) = (String::new(), String::new());
     if let Some(table) = first {
@@ -41,7 +70,9 @@ pub(crate) fn page(
             if !over.ends_with(": ") && !means.contains(&over) {
                 means.push(over);
             }
-            let (id, links, section) = suite_section(suite, &records, &policies, i)?;
+            // The first setting is that of this run's records.
+            let questions = if i == 0 { questions } else { &[] };
+            let (id, links, section) = suite_section(suite, &records, questions, &policies, i)?;
             contents += &format!(r##"<li><a href="#{id}">{heading}</a>{links}</li>"##);
             body += &format!(r#"<section id="{id}"><h2>{heading}</h2>{section}</section>"#);
         }
@@ -62,6 +93,10 @@ pub(crate) fn page(
     .map(|(name, text)| format!("<div><dt>{name}</dt><dd>{}</dd></div>", escape(&text)));
     let notes = notes.iter().map(|note| format!(r#"<p class="note">{}</p>"#, escape(note)));
     let body = if records.is_empty() { "<p>No records.</p>".into() } else { body };
+    let scripts = match records.iter().any(|record| record.suite == evaluation::SUITE) {
+        true => format!("<script>\n{}</script>\n", evaluation::SCRIPTS.concat()),
+        false => String::new(),
+    };
     Ok(format!(
         r#"<!doctype html>
 <html lang="en">
@@ -71,7 +106,7 @@ pub(crate) fn page(
 <meta name="color-scheme" content="light dark">
 <title>{title}</title>
 <style>
-{style}{hover}</style>
+{style}{evaluation}{hover}</style>
 </head>
 <body>
 <header><h1>{title}</h1><dl>{facts}</dl>{notes}</header>
@@ -79,11 +114,12 @@ pub(crate) fn page(
 <main>
 {body}
 </main>
-</body>
+{scripts}</body>
 </html>
 "#,
         title = escape(title),
         style = include_str!("style.css"),
+        evaluation = if scripts.is_empty() { "" } else { include_str!("evaluation.css") },
         hover = policies.hover_rules(),
         facts = facts.collect::<String>(),
         notes = notes.collect::<String>(),
@@ -94,17 +130,24 @@ pub(crate) fn page(
 fn suite_section(
     suite: &str,
     records: &[&Record],
+    questions: &[Question],
     policies: &Policies,
     setting: usize,
 ) -> anyhow::Result<(String, String, String)> {
     let id = format!("{}-{setting}", slug(suite));
-    let mut html = String::new();
+    let (mut html, mut links) = (String::new(), String::new());
+    let evaluates = suite == evaluation::SUITE;
+    if evaluates {
+        let part = evaluation::part(&id, records, questions, policies)?;
+        html += &part.html;
+        links += &part.links;
+    }
     // A paper's tables are shown first: the run asked for them.
     let open = if suite == "paper" { " open" } else { "" };
     for (i, table) in layouts::of_suite(suite, records, false).iter().enumerate() {
-        // The first table sums up; others are there to be looked up.
+        // The first table sums up, unless a leaderboard does; others are there to be looked up.
         html += &match i {
-            0 => table_html(table, policies),
+            0 if !evaluates => table_html(table, policies),
             _ => format!(
                 "<details{open}><summary>{}</summary>{}</details>",
                 escape(&table.title),
@@ -112,7 +155,6 @@ fn suite_section(
             ),
         };
     }
-    let mut links = String::new();
     for figure in suites::figures(records, policies)? {
         let (anchor, title) = (format!("{id}-{}", slug(&figure.id)), escape(&figure.title));
         links += &format!(r##"<li><a href="#{anchor}">{title}</a></li>"##);

@@ -81,6 +81,26 @@ pub(crate) fn font(pixels: f64, h: HPos, v: VPos) -> TextStyle<'static> {
     TextStyle::from(("sans-serif", size).into_font()).color(&INK).pos(Pos::new(h, v))
 }
 
+/// A text that a browser shows where a point of the image is pointed at.
+#[derive(Clone, Debug)]
+pub(crate) struct Hover {
+    /// The point, in drawing units.
+    pub(crate) at: (i32, i32),
+    /// The text.
+    pub(crate) text: String,
+}
+
+impl Hover {
+    /// A circle that nobody sees, larger than a marker so that it is easily hit.
+    fn element(&self) -> String {
+        let ((x, y), radius) = (self.at, px(7.0));
+        let text = escape(&self.text);
+        format!(
+            r#"<circle class="hover" cx="{x}" cy="{y}" r="{radius}"><title>{text}</title></circle>"#
+        )
+    }
+}
+
 /// Draws an image of a size in pixels and returns it as an element of a page.
 ///
 /// # Errors
@@ -89,15 +109,16 @@ pub(crate) fn draw(
     (width, height): (u32, u32),
     label: &str,
     inks: &[Ink],
-    paint: impl FnOnce(&Canvas) -> anyhow::Result<()>,
+    paint: impl FnOnce(&Canvas) -> anyhow::Result<Vec<Hover>>,
 ) -> anyhow::Result<String> {
     let mut image = String::new();
     let units = (width * UNITS as u32, height * UNITS as u32);
-    {
+    let hovers = {
         let canvas = SVGBackend::with_string(&mut image, units).into_drawing_area();
-        paint(&canvas)?;
+        let hovers = paint(&canvas)?;
         canvas.present()?;
-    }
+        hovers
+    };
     for ink in [Ink::Text, Ink::Axis, Ink::Grid, Ink::Full].iter().chain(inks) {
         let RGBColor(r, g, b) = ink.color();
         let class = ink.class();
@@ -107,13 +128,15 @@ pub(crate) fn draw(
         }
     }
     let body = image.split_once('>').map_or("", |(_, body)| body);
+    let body = body.trim_end().strip_suffix("</svg>").unwrap_or(body);
+    let hovers: String = hovers.iter().map(Hover::element).collect();
     let head = format!(
         r#"<svg viewBox="0 0 {} {}" width="{width}" height="{height}" role="img" aria-label="{}">"#,
         units.0,
         units.1,
         escape(label)
     );
-    Ok(head + body)
+    Ok(format!("{head}{body}{hovers}</svg>\n"))
 }
 
 /// An error bar with caps from one point to another, both on a vertical or a horizontal line.
@@ -163,11 +186,14 @@ mod tests {
         let image = draw((10, 10), "<label>", &inks, |canvas| {
             canvas.draw(&PathElement::new([(0, 0), (5, 5)], inks[0].color()))?;
             canvas.draw(&Rectangle::new([(0, 0), (5, 5)], Ink::Grid.color().filled()))?;
-            Ok(())
+            Ok(vec![Hover { at: (3, 4), text: "<hover>".into() }])
         });
         let image = image.unwrap();
         assert!(image.contains(r#"class="s k20 c2 line""#), "{image}");
         assert!(image.contains(r#"class="grid area""#), "{image}");
+        assert!(image.contains(r#"cx="3" cy="4""#), "{image}");
+        assert!(image.contains("<title>&lt;hover&gt;</title>") && image.ends_with("</svg>\n"));
+        assert_eq!(image.matches("</svg>").count(), 1);
         assert!(
             image.contains("&lt;label&gt;") && image.starts_with(r#"<svg viewBox="0 0 20 20""#)
         );

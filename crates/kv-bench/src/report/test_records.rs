@@ -46,6 +46,43 @@ pub(crate) fn of_prompt(record: Record, name: &str) -> Record {
     Record { case, ..record }
 }
 
+/// Records of `evaluate`: the full cache and two policies at two budgets, four questions of one
+/// task and two of another.
+pub(crate) fn evaluation() -> Vec<Record> {
+    let setups = [
+        (FULL, None, [1.0; 4], [1.0, 1.0]),
+        ("snapkv", Some(0.5), [1.0, 0.0, 1.0, 1.0], [1.0, 0.0]),
+        ("snapkv", Some(0.25), [1.0, 0.0, 1.0, 1.0], [1.0, 0.0]),
+        ("h2o", Some(0.5), [0.0, 0.0, 1.0, 1.0], [1.0, 1.0]),
+        ("h2o", Some(0.25), [0.0, 0.0, 0.0, 1.0], [1.0, 0.0]),
+    ];
+    let mut records = Vec::new();
+    for (policy, budget, needles, sums) in setups {
+        let scores = [("needles", &needles[..]), ("sums", &sums)];
+        for (task, scores) in scores {
+            for (index, score) in scores.iter().enumerate() {
+                let case = Case {
+                    length: Some(100 << index),
+                    mode: Some(mode::AWARE.into()),
+                    ..Case::of(task)
+                };
+                let case = case.prompt_of(task, &index.to_string());
+                let numbers = [
+                    (metric::SCORE, *score),
+                    (metric::NEW_TOKENS, 4.0),
+                    (metric::LIVE_BYTES, 1000.0 * budget.unwrap_or(1.0)),
+                    (metric::ANSWER_SECONDS, 0.5),
+                ];
+                records.extend(numbers.map(|(metric, value)| {
+                    let record = record(policy, budget, metric, value);
+                    Record { suite: "evaluate".into(), case: case.clone(), ..record }
+                }));
+            }
+        }
+    }
+    records
+}
+
 /// Records of all suites.
 pub(crate) fn records() -> Vec<Record> {
     let mut records = Vec::new();

@@ -1,12 +1,15 @@
 use super::*;
-use crate::record::{metric, mode};
+use crate::record::{Record, metric, mode};
 use test_records::record;
 
 fn html(records: &[Record]) -> String {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("report.html");
     let first = overview::table(records);
-    write_html(&path, "A <title>", &["A <note>".into()], records, first.as_ref()).unwrap();
+    let notes = ["A <note>".into()];
+    let title = "A <title>";
+    let page = Page { title, notes: &notes, records, first: first.as_ref(), questions: &[] };
+    page.write(&path).unwrap();
     std::fs::read_to_string(path).unwrap()
 }
 
@@ -38,6 +41,7 @@ fn every_section_has_one_figure() {
     assert!(html.contains("<dt>samples</dt><dd>quality: 80 embedded prompts"));
     assert!(html.contains(r#"<section id="first"><h2>The best of each family at 5 %</h2>"#));
     assert!(!html.contains("http://www.w3.org") && !html.contains("<script"));
+    assert!(html.contains("<title>snapkv at 50 %: ") && html.contains("svg .hover {"));
 }
 
 #[test]

@@ -77,6 +77,10 @@ pub(super) struct Answer {
     pub(super) seconds: f64,
     /// 0 to 1, by the grader of the run that wrote it. Later runs grade the output again.
     pub(super) score: f64,
+    /// What was held of the prompt once it was compressed ([`super::kept`]). Files of earlier
+    /// versions do not have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) kept: Option<String>,
 }
 
 /// A file of answers. No other run may write it at once.
@@ -206,6 +210,7 @@ mod tests {
             peak_bytes: 12,
             seconds: 0.5,
             score: 1.0,
+            kept: Some("0f8".into()),
         }
     }
 
@@ -228,9 +233,13 @@ mod tests {
         let mut key = answer("2", 1).key;
         key.sampling.seed = 9;
         assert_eq!(file.get(&key).unwrap().output, "é\n\"b\"");
+        assert_eq!(file.get(&answer("2", 1).key).unwrap().kept.as_deref(), Some("0f8"));
         assert!(file.get(&answer("2", 0).key).is_none());
         drop(file);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), whole);
+        // A line of a version that did not write what was kept.
+        std::fs::write(&path, whole.replace(",\"kept\":\"0f8\"", "")).unwrap();
+        assert_eq!(AnswerFile::open(&path).unwrap().get(&key).unwrap().kept, None);
         std::fs::write(&path, "{}\n".to_string() + &whole).unwrap();
         let error = format!("{:#}", AnswerFile::open(&path).err().unwrap());
         assert!(error.contains("line 1") && error.contains("missing field"), "{error}");

@@ -7,6 +7,7 @@ use kv_models::{Message, Model, Request, Sampling};
 use kv_tasks::{Question, Task};
 
 use super::answer_file::hash_of;
+use crate::report;
 
 /// A question's tokens.
 pub(super) struct Asked {
@@ -65,6 +66,20 @@ impl Asked {
     /// Tokens of the prompt, in one piece or in two.
     pub(super) fn tokens(&self) -> usize {
         self.prompt.len().max(self.parts.iter().map(Vec::len).sum())
+    }
+
+    /// The task's name, and the subset's where the task has several.
+    pub(super) fn task_name(&self) -> String {
+        let (task, subset) = (&self.task.name, &self.question.subset);
+        // The name of a task with one subset may end with it.
+        if task.ends_with(subset) { task.clone() } else { format!("{task} {subset}") }
+    }
+
+    /// The question as the report shows it, without answers yet.
+    pub(super) fn shown(&self) -> report::Question {
+        let Question { id, context, question, answer_prefix, answer, .. } = &self.question;
+        let prompt = format!("{context}{question}{answer_prefix}");
+        report::Question::new(self.task_name(), id, self.tokens(), &prompt, &answer.references)
     }
 
     /// Whether it has a context, which can be compressed without the question in sight.

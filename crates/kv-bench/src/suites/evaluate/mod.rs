@@ -6,11 +6,13 @@
 //! 3. Each output is graded and written to a file of answers at once ([`answer_file`]). A run that
 //!    finds an answer in the file does not generate it again, so that a stopped run goes on where
 //!    it was.
-//! 4. The answers become records, for tables and the report.
+//!    Beside the output stands what the policy held of the prompt ([`kept`]).
+//! 4. The answers become records, for tables and the report, which shows their texts too.
 
 mod answer_file;
 mod asked;
 mod batches;
+mod kept;
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -29,6 +31,7 @@ use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
 use crate::prompts::Mode;
 use crate::record::{Case, metric, mode};
+use crate::report::{Question, ShownAnswer};
 use answer_file::{Answer, AnswerFile, Key};
 use asked::Asked;
 use batches::batches;
@@ -91,28 +94,40 @@ pub(crate) fn measure(
     let fingerprint = bench.model.fingerprint()?;
     let runs = Runs { bench, options, policy_runs, asked: &asked, fingerprint };
     let answers = runs.answers(&mut file)?;
-    for (policy_run, asked, answer) in answers {
+    let mut shown: Vec<Question> = asked.iter().map(Asked::shown).collect();
+    for (policy_run, index, answer) in answers {
+        let asked = &asked[index];
         // By the grader and the references of this run.
         let score = asked.score(&answer.output)?;
         let (task, question, output) = (&*asked.task, &asked.question, &*answer.output);
         see(&Graded { policy_run, task, question, mode: &answer.key.mode, output, score })?;
-        // The name of a task with one subset may end with it.
-        let task = match asked.task.name.ends_with(&question.subset) {
-            true => asked.task.name.clone(),
-            false => format!("{} {}", asked.task.name, question.subset),
-        };
         let case = Case {
-            task: Some(task),
+            task: Some(asked.task_name()),
             length: Some(asked.tokens()),
             mode: Some(answer.key.mode.clone()),
             ..Case::default()
         };
-        let case = case.prompt_of(&asked.task.name, &question.id);
+        let case = case.prompt_of(&asked.task.name, &asked.question.id);
         let setup = policy_run.setup();
         bench.record(SUITE, &case, setup, metric::SCORE, score);
         bench.record(SUITE, &case, setup, metric::NEW_TOKENS, answer.tokens as f64);
         bench.record(SUITE, &case, setup, metric::LIVE_BYTES, answer.kept_bytes as f64);
+        bench.record(SUITE, &case, setup, metric::ANSWER_SECONDS, answer.seconds);
+        shown[index].answers.push(ShownAnswer {
+            policy: policy_run.label.clone(),
+            budget: policy_run.budget,
+            mode: answer.key.mode,
+            sample: answer.key.sample,
+            output: answer.output,
+            finish: answer.finish,
+            score,
+            tokens: answer.tokens,
+            bytes: answer.kept_bytes,
+            seconds: answer.seconds,
+            kept: answer.kept,
+        });
     }
+    bench.show(shown);
     bench.note(format!("answers, one JSON line each: {}", path.display()));
     Ok(left_out)
 }
@@ -227,11 +242,12 @@ struct Runs<'a, 'b, 'm> {
 }
 
 impl<'a> Runs<'a, '_, '_> {
-    /// All answers. Answers that the file lacks are generated and written to it.
+    /// All answers, each with its policy and the number of its question. Answers that the file
+    /// lacks are generated and written to it.
     fn answers(
         &self,
         file: &mut AnswerFile,
-    ) -> anyhow::Result<Vec<(&'a PolicyRun, &'a Asked, Answer)>> {
+    ) -> anyhow::Result<Vec<(&'a PolicyRun, usize, Answer)>> {
         let modes: &[bool] = match self.options.mode {
             Mode::QuestionAware => &[true],
             Mode::QuestionAgnostic => &[false],
@@ -259,7 +275,7 @@ impl<'a> Runs<'a, '_, '_> {
                     for policy_run in self.policy_runs {
                         let key = self.key(policy_run, asked, *aware, sample);
                         let answer = file.get(&key).context("an answer is missing")?;
-                        all.push((policy_run, asked, answer.clone()));
+                        all.push((policy_run, index, answer.clone()));
                     }
                     progress.advance(asked.tokens());
                 }
@@ -311,13 +327,14 @@ impl<'a> Runs<'a, '_, '_> {
         let sessions = Session::start_rows(model, &policies, &prompts, &seeds, &room)?;
         let prefill = started.elapsed().as_secs_f64() / (open.len() * rows.len()) as f64;
         for (policy_run, session) in open.iter().zip(sessions) {
+            let strips = kept::strips(&session)?;
             let started = Instant::now();
             let generated = generate_from(session, &requests, |_| ControlFlow::Continue(()))
                 .with_context(|| policy_run.label.clone())?;
             let seconds = prefill + started.elapsed().as_secs_f64() / rows.len() as f64;
             let bytes = generated.kept_bytes.into_iter().zip(generated.ended_bytes);
-            let outputs = generated.outputs.into_iter().zip(bytes);
-            for (&index, (output, (kept_bytes, ended_bytes))) in rows.iter().zip(outputs) {
+            let outputs = generated.outputs.into_iter().zip(bytes).zip(strips);
+            for (&index, ((output, (kept_bytes, ended_bytes)), kept)) in rows.iter().zip(outputs) {
                 let asked = &self.asked[index];
                 let key = self.key(policy_run, asked, aware, sample);
                 if file.get(&key).is_some() {
@@ -336,6 +353,7 @@ impl<'a> Runs<'a, '_, '_> {
                     peak_bytes: ended_bytes.max(kept_bytes),
                     seconds,
                     score,
+                    kept,
                 })?;
             }
         }
@@ -431,6 +449,22 @@ mod tests {
             own.unwrap()["kept_bytes"].as_u64().unwrap()
         };
         assert!(bytes("snapkv") < bytes("full") * 6 / 10);
+        // The share of the prompt that strips show; prompts of a batch have several lengths.
+        let shares = |policy: &str| -> Vec<f64> {
+            let own = first.iter().filter(|line| line["policy"]["policy"] == policy);
+            own.map(|line| {
+                let kept = line["kept"].as_str().unwrap();
+                let digits: Vec<u32> = kept.chars().map(|c| c.to_digit(16).unwrap()).collect();
+                assert_eq!(digits.len(), 96);
+                f64::from(digits.iter().sum::<u32>()) / (15.0 * 96.0)
+            })
+            .collect()
+        };
+        assert_eq!(shares("full"), [1.0; 6]);
+        for policy in ["snapkv", "streaming-llm"] {
+            let shares = shares(policy);
+            assert!(shares.iter().all(|share| (0.45..0.55).contains(share)), "{policy} {shares:?}");
+        }
         // A run that was killed in the midst of a line goes on, in other batches, to equal answers.
         let text = std::fs::read_to_string(&answers).unwrap();
         std::fs::write(&answers, &text[..text.len() / 2]).unwrap();
