@@ -12,7 +12,9 @@ pub(crate) fn run() -> Result<()> {
     // One set of features for lints and docs, so that dependencies are checked once; tests build
     // wgpu by itself.
     step("lints (wgpu, cuda)", || {
-        cargo("clippy --release --workspace --all-targets --features=wgpu,cuda -- -D warnings")
+        cargo("clippy --release --workspace --all-targets --features=wgpu,cuda -- -D warnings")?;
+        // All tests in one executable, which `cargo xtask dist` alone builds.
+        cargo("clippy --release --workspace --test all --features=wgpu,cuda -- -D warnings")
     })?;
     // The build that has only the CPU's backend, where what only GPUs use is dead code.
     step("lints (flex)", || cargo("clippy --release -p kv-bench -- -D warnings"))?;

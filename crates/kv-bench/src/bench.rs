@@ -15,7 +15,7 @@ use crate::policy_runs::PolicyRun;
 use crate::prompts::EMBEDDED_FOR;
 use crate::record::{Case, Record, metric};
 use crate::record_log::RecordLog;
-use crate::report::Question;
+use crate::report::ShownQuestion;
 
 /// The CPU's name as a device.
 pub(crate) const CPU: &str = "cpu";
@@ -48,7 +48,7 @@ pub(crate) struct Bench {
     model_name: String,
     records: RecordLog,
     notes: Vec<String>,
-    questions: Vec<Question>,
+    questions: Vec<ShownQuestion>,
 }
 
 /// What a run has measured.
@@ -60,7 +60,7 @@ pub(crate) struct Finished {
     /// Notes for readers of the numbers.
     pub(crate) notes: Vec<String>,
     /// Questions with the answers of policies.
-    pub(crate) questions: Vec<Question>,
+    pub(crate) questions: Vec<ShownQuestion>,
 }
 
 /// A bench with a model on its device.
@@ -134,7 +134,7 @@ impl Bench {
     }
 
     /// Adds questions for the report to show.
-    pub(crate) fn show(&mut self, questions: Vec<Question>) {
+    pub(crate) fn show(&mut self, questions: Vec<ShownQuestion>) {
         self.questions.extend(questions);
     }
 

@@ -10,7 +10,7 @@ use kv_kernels::{
 };
 use kv_testing::{Numbers, TestDevice, devices, relative_error};
 
-use crate::strategies::force;
+use super::strategies::force;
 
 const BLOCK: usize = ArchivePool::BLOCK;
 

@@ -9,7 +9,7 @@ use kv_kernels::{
 };
 use kv_testing::{Numbers, devices, relative_error};
 
-use crate::strategies::force;
+use super::strategies::force;
 
 const BLOCK: usize = QuantizedPool::BLOCK;
 const BITS: [QuantizedBits; 5] = [

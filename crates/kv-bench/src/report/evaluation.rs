@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::answers::{Answers, Setup};
 use super::policies::Policies;
-use super::questions::{MOST_ANSWERS, MOST_QUESTIONS, Question, chosen};
+use super::questions::{MOST_ANSWERS, MOST_QUESTIONS, ShownQuestion, chosen};
 use super::svg::Ink;
 use super::{leaderboard, tradeoff};
 use crate::format::{self, whole};
@@ -41,7 +41,7 @@ struct Data<'a> {
     /// Student's quantiles, by the inverse of the degrees of freedom from 0 to 1.
     quantiles: Vec<f64>,
     /// Questions with their texts and answers.
-    shown: Vec<&'a Question>,
+    shown: Vec<&'a ShownQuestion>,
 }
 
 #[derive(Serialize)]
@@ -63,7 +63,7 @@ struct SetupData<'a> {
 pub(super) fn part(
     id: &str,
     records: &[&Record],
-    questions: &[Question],
+    questions: &[ShownQuestion],
     policies: &Policies,
 ) -> anyhow::Result<Part> {
     let answers = Answers::of(records);
@@ -104,7 +104,7 @@ pub(super) fn part(
 }
 
 /// The place of the questions, which a script fills.
-fn of_questions(shown: &[&Question], all: &[Question]) -> String {
+fn of_questions(shown: &[&ShownQuestion], all: &[ShownQuestion]) -> String {
     let count = match shown.len() == all.len() {
         true => String::new(),
         false => format!(
@@ -128,7 +128,11 @@ mode question-agnostic the strip is of the context alone.</p>"#
     )
 }
 
-fn data<'a>(answers: &'a Answers<'a>, shown: Vec<&'a Question>, policies: &Policies) -> Data<'a> {
+fn data<'a>(
+    answers: &'a Answers<'a>,
+    shown: Vec<&'a ShownQuestion>,
+    policies: &Policies,
+) -> Data<'a> {
     let setup = |setup: &'a Setup<'a>| SetupData {
         policy: setup.policy,
         family: setup.family(),

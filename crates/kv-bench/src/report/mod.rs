@@ -24,7 +24,7 @@ pub(crate) mod test_records;
 mod tradeoff;
 
 pub(crate) use page::Page;
-pub(crate) use questions::{Question, ShownAnswer};
+pub(crate) use questions::{ShownAnswer, ShownQuestion};
 
 #[cfg(test)]
 mod tests;

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Context;
 
 use super::policies::Policies;
-use super::questions::Question;
+use super::questions::ShownQuestion;
 use super::samples::samples;
 use super::{evaluation, layouts, suites};
 use crate::files::replace;
@@ -25,7 +25,7 @@ pub(crate) struct Page<'a> {
     /// The table before all others, if there is one.
     pub(crate) first: Option<&'a Table>,
     /// Questions of this run.
-    pub(crate) questions: &'a [Question],
+    pub(crate) questions: &'a [ShownQuestion],
 }
 
 impl Page<'_> {
@@ -130,7 +130,7 @@ fn html(page: &Page<'_>) -> anyhow::Result<String> {
 fn suite_section(
     suite: &str,
     records: &[&Record],
-    questions: &[Question],
+    questions: &[ShownQuestion],
     policies: &Policies,
     setting: usize,
 ) -> anyhow::Result<(String, String, String)> {

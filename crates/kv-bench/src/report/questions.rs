@@ -15,7 +15,7 @@ const REFERENCES: usize = 10;
 
 /// A question with the answers of policies.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct Question {
+pub(crate) struct ShownQuestion {
     task: String,
     /// Its name in the task.
     name: String,
@@ -64,7 +64,7 @@ struct Text {
     cut: usize,
 }
 
-impl Question {
+impl ShownQuestion {
     /// A question without answers yet. Of the prompt, only the end is kept.
     pub(crate) fn new(
         task: String,
@@ -135,7 +135,7 @@ impl Serialize for ShownAnswer {
 
 /// The questions that a page shows, in their order: equally many of each task where there are too
 /// many, the first ones of a task first.
-pub(super) fn chosen(questions: &[Question]) -> Vec<&Question> {
+pub(super) fn chosen(questions: &[ShownQuestion]) -> Vec<&ShownQuestion> {
     let answers = questions.iter().map(|question| question.answers.len()).max().unwrap_or(0);
     let most = (MOST_ANSWERS / answers.max(1)).clamp(1, MOST_QUESTIONS);
     let mut counts: Vec<(&str, usize)> = Vec::new();
@@ -159,16 +159,16 @@ pub(super) fn chosen(questions: &[Question]) -> Vec<&Question> {
 mod tests {
     use super::*;
 
-    fn question(task: &str, name: &str) -> Question {
-        Question::new(task.into(), name, 9, "prompt", &[])
+    fn question(task: &str, name: &str) -> ShownQuestion {
+        ShownQuestion::new(task.into(), name, 9, "prompt", &[])
     }
 
     #[test]
     fn questions_are_spread_over_tasks() {
-        let mut questions: Vec<Question> =
+        let mut questions: Vec<ShownQuestion> =
             (0..300).map(|i| question("a", &i.to_string())).collect();
         questions.extend((0..50).map(|i| question("b", &i.to_string())));
-        let count = |questions: &[&Question], task: &str| {
+        let count = |questions: &[&ShownQuestion], task: &str| {
             questions.iter().filter(|question| question.task == task).count()
         };
         let all = chosen(&questions);
@@ -201,7 +201,7 @@ mod tests {
     fn long_texts_are_cut_between_characters() {
         let references: Vec<String> = (0..12).map(|i| format!("{i}")).collect();
         let prompt = "é".repeat(2_000) + "?";
-        let question = Question::new("a".into(), "1", 9, &prompt, &references);
+        let question = ShownQuestion::new("a".into(), "1", 9, &prompt, &references);
         assert_eq!(question.prompt.cut, 501);
         assert!(question.prompt.text.ends_with("é?"));
         assert_eq!((question.references.len(), question.more_references), (10, 2));

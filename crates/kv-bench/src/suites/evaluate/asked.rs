@@ -76,10 +76,10 @@ impl Asked {
     }
 
     /// The question as the report shows it, without answers yet.
-    pub(super) fn shown(&self) -> report::Question {
+    pub(super) fn shown(&self) -> report::ShownQuestion {
         let Question { id, context, question, answer_prefix, answer, .. } = &self.question;
         let prompt = format!("{context}{question}{answer_prefix}");
-        report::Question::new(self.task_name(), id, self.tokens(), &prompt, &answer.references)
+        report::ShownQuestion::new(self.task_name(), id, self.tokens(), &prompt, &answer.references)
     }
 
     /// Whether it has a context, which can be compressed without the question in sight.

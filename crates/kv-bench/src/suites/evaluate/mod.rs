@@ -31,7 +31,7 @@ use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
 use crate::prompts::Mode;
 use crate::record::{Case, metric, mode};
-use crate::report::{Question, ShownAnswer};
+use crate::report::{ShownAnswer, ShownQuestion};
 use answer_file::{Answer, AnswerFile, Key};
 use asked::Asked;
 use batches::batches;
@@ -94,7 +94,7 @@ pub(crate) fn measure(
     let fingerprint = bench.model.fingerprint()?;
     let runs = Runs { bench, options, policy_runs, asked: &asked, fingerprint };
     let answers = runs.answers(&mut file)?;
-    let mut shown: Vec<Question> = asked.iter().map(Asked::shown).collect();
+    let mut shown: Vec<ShownQuestion> = asked.iter().map(Asked::shown).collect();
     for (policy_run, index, answer) in answers {
         let asked = &asked[index];
         // By the grader and the references of this run.
