@@ -8,6 +8,7 @@ use clap::ValueEnum;
 use kv_core::{Budget, DeviceChoice};
 use kv_models::Sampling;
 use kv_policies::ChannelStatistic;
+use serde_json::Value;
 
 use crate::prompts::{Mode, Wanted};
 
@@ -178,6 +179,13 @@ pub(crate) struct Evaluate {
     /// Whether questions go through the model's chat template, in place of the task's own choice.
     #[arg(long, value_enum)]
     pub(crate) chat: Option<Chat>,
+    /// A variable of the chat template, its value as JSON or text: `enable_thinking=false`. May be
+    /// repeated.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
+    pub(crate) chat_variable: Vec<(String, Value)>,
+    /// The tokenizer.json to use, where the model has none: `random:PRESET`, to measure speed.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tokenizer: Option<PathBuf>,
     /// The system message of chats.
     #[arg(long)]
     pub(crate) system: Option<String>,
@@ -384,6 +392,13 @@ pub(crate) fn positive(text: &str) -> Result<usize, String> {
         Ok(0) | Err(_) => Err("expected a whole number, at least 1".into()),
         Ok(number) => Ok(number),
     }
+}
+
+/// `NAME=VALUE`, the value as JSON, or as text where it is not.
+pub(crate) fn variable(text: &str) -> Result<(String, Value), String> {
+    let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE")?;
+    let value = serde_json::from_str(value).unwrap_or_else(|_| value.into());
+    Ok((name.to_string(), value))
 }
 
 /// A memory size above 0.

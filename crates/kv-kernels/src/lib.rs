@@ -9,6 +9,8 @@
 //! - `launch.rs`: which kernel is launched, and how.
 //! - `kernel.rs` and others: the CubeCL source that CUDA, Vulkan, Metal and WGSL share.
 //! - `reference.rs`: plain loops, which run on the CPU and are the oracle of the kernel's tests.
+//! - `vectorised.rs`: in its place, for the ops that take most of a step's time on a CPU, loops by
+//!   vector instructions on all cores. Their tests have formulas in f64 of their own.
 //!
 //! `components` holds parts of kernels that several ops share. `backend` holds their host code:
 //! checks, errors, devices and buffers.

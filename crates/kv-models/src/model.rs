@@ -198,6 +198,11 @@ impl Model {
         self.tokenizer.as_ref()
     }
 
+    /// Takes another tokenizer, such as for random weights, which have none.
+    pub fn set_tokenizer(&mut self, tokenizer: Tokenizer) {
+        self.tokenizer = Some(tokenizer);
+    }
+
     /// Tokens of a prompt, with the special ones that the model's tokenizer puts before a text (a
     /// Llama's or Mistral's beginning of sequence).
     ///

@@ -182,6 +182,8 @@ fn settings(
         new_tokens: own.new_tokens.or(quick.then_some(QUICK_TOKENS)).or(paper.new_tokens),
         stop: Vec::new(),
         chat: own.chat.or(paper.chat.map(chat)),
+        chat_variable: Vec::new(),
+        tokenizer: None,
         system: None,
         samples: own.samples.unwrap_or(1),
         temperature: paper.temperature,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use kv_models::{Message, Model, Request, Sampling};
 use kv_tasks::{Question, Task};
+use serde_json::Value;
 
 use super::answer_file::hash_of;
 use crate::report;
@@ -25,10 +26,17 @@ pub(super) struct Asked {
 impl Asked {
     /// Encodes a question, through the model's chat template where the task asks through it.
     ///
+    /// The template sees `chat_variables`.
+    ///
     /// # Errors
     /// For models without a tokenizer or a chat template, and for a template that changes the
     /// context.
-    pub(super) fn new(model: &Model, task: &Arc<Task>, question: Question) -> anyhow::Result<Self> {
+    pub(super) fn new(
+        model: &Model,
+        task: &Arc<Task>,
+        question: Question,
+        chat_variables: &[(String, Value)],
+    ) -> anyhow::Result<Self> {
         let Question { context, question: asked, answer_prefix, .. } = &question;
         let (text, split) = match task.chat {
             false => (format!("{context}{asked}{answer_prefix}"), context.len()),
@@ -37,7 +45,12 @@ impl Asked {
                 let message = format!("{context}{asked}");
                 let messages = system.into_iter().chain([Message::user(message.clone())]);
                 let messages: Vec<Message> = messages.collect();
-                let text = model.chat_template()?.render(&messages, true)?;
+                let text = chat_variables
+                    .iter()
+                    .fold(model.chat_template()?.clone(), |template, (name, value)| {
+                        template.with_variable(name, value)
+                    })
+                    .render(&messages, true)?;
                 // Templates may trim a message. What stands before it, such as a system message,
                 // may have the same words.
                 let at = text.rfind(message.trim()).with_context(|| {

@@ -21,7 +21,7 @@ use std::time::Instant;
 
 use anyhow::{Context, ensure};
 use kv_core::counted;
-use kv_models::{Model, Request, Sampling, Session, generate_from};
+use kv_models::{Model, Request, Sampling, Session, Tokenizer, generate_from};
 use kv_policies::Policy;
 use kv_tasks::{Question, QuestionOptions, Task, Tokens};
 
@@ -75,6 +75,9 @@ pub(crate) fn measure(
     see: &mut dyn FnMut(&Graded<'_>) -> anyhow::Result<()>,
 ) -> anyhow::Result<usize> {
     options.sampling().validate()?;
+    if let Some(path) = &options.tokenizer {
+        bench.model.set_tokenizer(Tokenizer::from_file(path)?);
+    }
     let (asked, left_out) = questions(bench, options)?;
     let longest = asked.iter().map(Asked::tokens).max().unwrap_or_default();
     bench.remark(policy_runs, longest)?;
@@ -197,7 +200,7 @@ fn questions(
         ensure!(!questions.is_empty(), "{name}: no questions");
         let mut skipped = 0;
         for question in questions {
-            let asked = Asked::new(model, &task, question)?;
+            let asked = Asked::new(model, &task, question, &options.chat_variable)?;
             // Nothing is measured of a prompt that the model has no positions for.
             match model.config().check_length(asked.tokens().saturating_add(task.max_new_tokens)) {
                 Ok(()) => all.push(asked),
