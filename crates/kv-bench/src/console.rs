@@ -29,3 +29,30 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
         printed => printed.context("printing on standard output"),
     }
 }
+
+/// An error and its causes, as one line. Some errors already tell their cause, which is not told
+/// again.
+pub(crate) fn causes(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::{Context, anyhow};
+
+    #[test]
+    fn causes_are_told_once() {
+        let told = Err::<(), _>(anyhow!("full")).context("cannot write a: full").unwrap_err();
+        assert_eq!(super::causes(&told), "cannot write a: full");
+        let untold = told.context("no answers");
+        assert_eq!(super::causes(&untold), "no answers: cannot write a: full");
+    }
+}

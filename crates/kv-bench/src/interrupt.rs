@@ -3,28 +3,37 @@
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Files to which records are being written. Each can be read after every whole record.
-static OPEN: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+/// Files that are being written. Each can be read after every whole line.
+static OPEN: Mutex<Vec<(LeftKind, PathBuf)>> = Mutex::new(Vec::new());
 
-/// A file of records that an interrupt would leave.
+/// The contents of a file that an interrupt would leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LeftKind {
+    /// Records, for `--merge`.
+    Records,
+    /// Answers of `evaluate`, from which the command goes on.
+    Answers,
+}
+
+/// A file that an interrupt would leave.
 #[derive(Debug)]
-pub(crate) struct LeftFile(PathBuf);
+pub(crate) struct LeftFile(LeftKind, PathBuf);
 
 impl LeftFile {
     /// From now on.
-    pub(crate) fn new(path: PathBuf) -> Self {
-        open().push(path.clone());
-        Self(path)
+    pub(crate) fn new(kind: LeftKind, path: PathBuf) -> Self {
+        open().push((kind, path.clone()));
+        Self(kind, path)
     }
 }
 
 impl Drop for LeftFile {
     fn drop(&mut self) {
-        open().retain(|path| *path != self.0);
+        open().retain(|(kind, path)| (kind, path) != (&self.0, &self.1));
     }
 }
 
-fn open() -> MutexGuard<'static, Vec<PathBuf>> {
+fn open() -> MutexGuard<'static, Vec<(LeftKind, PathBuf)>> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -58,12 +67,20 @@ pub(crate) fn tell() -> anyhow::Result<()> {
 }
 
 #[cfg(any(unix, test))]
-fn sentence(left: &[PathBuf]) -> String {
+fn sentence(left: &[(LeftKind, PathBuf)]) -> String {
     if left.is_empty() {
         return "no records are left: --json FILE keeps them from the first one measured on".into();
     }
-    let names: Vec<_> = left.iter().map(|path| path.display().to_string()).collect();
-    format!("records so far, which --merge reads: {}", names.join(", "))
+    let kinds = [
+        (LeftKind::Answers, "answers so far, from which this command goes on"),
+        (LeftKind::Records, "records so far, which --merge reads"),
+    ];
+    let told = kinds.into_iter().filter_map(|(kind, words)| {
+        let own = left.iter().filter(|(own, _)| *own == kind);
+        let names: Vec<String> = own.map(|(_, path)| path.display().to_string()).collect();
+        (!names.is_empty()).then(|| format!("{words}: {}", names.join(", ")))
+    });
+    told.collect::<Vec<_>>().join("; ")
 }
 
 #[cfg(test)]
@@ -73,11 +90,18 @@ mod tests {
     #[test]
     fn what_is_left_is_named() {
         assert!(sentence(&[]).contains("--json"));
-        assert!(sentence(&["a.json.partial".into()]).ends_with("--merge reads: a.json.partial"));
-        let path = PathBuf::from("of-this-test.partial");
-        let left = LeftFile::new(path.clone());
-        assert!(open().contains(&path));
+        let records = (LeftKind::Records, PathBuf::from("a.json.partial"));
+        let answers = (LeftKind::Answers, PathBuf::from("b.jsonl"));
+        assert!(sentence(&[records.clone()]).ends_with("--merge reads: a.json.partial"));
+        assert_eq!(
+            sentence(&[records, answers]),
+            "answers so far, from which this command goes on: b.jsonl; records so far, which \
+             --merge reads: a.json.partial"
+        );
+        let own = (LeftKind::Records, PathBuf::from("of-this-test.partial"));
+        let left = LeftFile::new(own.0, own.1.clone());
+        assert!(open().contains(&own));
         drop(left);
-        assert!(!open().contains(&path));
+        assert!(!open().contains(&own));
     }
 }

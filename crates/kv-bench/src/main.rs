@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     match interrupt::tell().and_then(|()| run::run(&args)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            console::say!("error: {error:#}");
+            console::say!("error: {}", console::causes(&error));
             ExitCode::FAILURE
         }
     }

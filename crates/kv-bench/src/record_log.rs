@@ -7,7 +7,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use crate::console::say;
-use crate::interrupt::LeftFile;
+use crate::interrupt::{LeftFile, LeftKind};
 use crate::record::{Record, write_json};
 
 /// The records of a run.
@@ -122,7 +122,12 @@ impl Partial {
                 // Unless the run that wrote it has just removed it.
                 Ok(()) if path.exists() => {
                     file.set_len(0)?;
-                    return Ok(Self { _left: LeftFile::new(path.clone()), path, file, records: 0 });
+                    return Ok(Self {
+                        _left: LeftFile::new(LeftKind::Records, path.clone()),
+                        path,
+                        file,
+                        records: 0,
+                    });
                 }
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => others += 1,

@@ -137,6 +137,43 @@ fn wait_for(path: &Path, child: &mut Child) {
     }
 }
 
+/// Questions about a text, for `evaluate`.
+fn questions(path: &Path, count: usize) {
+    let filler = "The sea was calm that day, and the old boat lay upon the sand. ".repeat(40);
+    let line = |index: usize| {
+        format!(
+            "{{\"id\": \"{index}\", \"context\": \"{filler}\", \"question\": \"Where? \", \
+             \"answers\": [\"sand\"], \"max_new_tokens\": 16}}\n"
+        )
+    };
+    std::fs::write(path, (0..count).map(line).collect::<String>()).unwrap();
+}
+
+#[test]
+fn an_interrupted_evaluation_keeps_its_answers() {
+    let folder = tempfile::tempdir().unwrap();
+    let [task, answers, report] =
+        ["task.jsonl", "answers.jsonl", "report.html"].map(|name| folder.path().join(name));
+    questions(&task, 400);
+    let mut command = program();
+    command.args(["evaluate", "--device", "cpu", "--policy", "snapkv", "--task"]).arg(&task);
+    command.arg("--answers").arg(&answers).arg("--report").arg(&report);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    wait_for(&answers, &mut child);
+    let whole = || std::fs::read_to_string(&answers).unwrap().lines().count();
+    while whole() < 3 {
+        sleep(Duration::from_millis(20));
+    }
+    assert!(
+        Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success()
+    );
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    let told = stderr(&output);
+    assert!(told.contains("answers so far, from which this command goes on: "), "{told}");
+    assert!(told.contains("answers.jsonl") && whole() >= 3, "{told}");
+}
+
 #[test]
 fn an_interrupted_run_says_what_it_leaves() {
     let folder = tempfile::tempdir().unwrap();

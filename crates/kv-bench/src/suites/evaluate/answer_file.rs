@@ -5,13 +5,14 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use kv_models::Sampling;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::console::say;
+use crate::interrupt::{LeftFile, LeftKind};
 
 /// What an answer depends on. Equal keys have equal answers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -88,6 +89,7 @@ pub(super) struct AnswerFile {
     path: PathBuf,
     file: File,
     answers: HashMap<String, Answer>,
+    _left: LeftFile,
 }
 
 impl AnswerFile {
@@ -100,6 +102,11 @@ impl AnswerFile {
         let name = || path.display().to_string();
         let mut options = OpenOptions::new();
         let file = options.create(true).read(true).append(true).open(path).with_context(name)?;
+        ensure!(
+            file.metadata().with_context(name)?.is_file(),
+            "{}: no regular file, expected one that can be read again",
+            name()
+        );
         // Where a file system has no locks, nothing is told.
         if let Err(TryLockError::WouldBlock) = file.try_lock() {
             bail!("{}: another run writes this file; --answers FILE takes another", name());
@@ -127,7 +134,8 @@ impl AnswerFile {
         if !answers.is_empty() {
             say!("{}: {} answers are there already", name(), answers.len());
         }
-        Ok(Self { path: path.into(), file, answers })
+        let _left = LeftFile::new(LeftKind::Answers, path.into());
+        Ok(Self { path: path.into(), file, answers, _left })
     }
 
     /// The answer of a key.
