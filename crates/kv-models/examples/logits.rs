@@ -45,7 +45,9 @@ fn main() -> Result<()> {
         read_f32("logits", logits)?.into_iter().flat_map(f32::to_le_bytes).collect();
     let named = || args.out.display().to_string();
     std::fs::write(&args.out, bytes).with_context(named)?;
-    let mut list = std::fs::File::create(args.out.with_extension("tokens")).with_context(named)?;
+    let mut list_path = args.out.clone().into_os_string();
+    list_path.push(".tokens");
+    let mut list = std::fs::File::create(list_path).with_context(named)?;
     tokens.iter().try_for_each(|token| writeln!(list, "{token}"))?;
     println!("{count} tokens, {} logits each", model.config().vocab_size);
     Ok(())

@@ -40,10 +40,9 @@ pub struct Model {
 
 impl Model {
     /// Loads a model: a local folder, a GGUF file, a hub id (`org/name`), `random:PRESET`, or
-    /// `needle-1m`, which is
-    /// embedded. `dtype` is that of weights and activations; `None` takes f32 on the CPU and the
-    /// model's own elsewhere. [`Self::with_matrices_in`] stores
-    /// matrices in half the bytes on a CPU.
+    /// `needle-1m`, which is embedded. Weights and activations have the type `dtype`; `None` takes
+    /// f32 on the CPU and the model's own type elsewhere. On a CPU, [`Self::with_matrices_in`]
+    /// stores matrices in half the bytes.
     ///
     /// ```
     /// use kv_models::Model;

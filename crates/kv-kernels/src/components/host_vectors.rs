@@ -97,7 +97,7 @@ pub(crate) fn add_four<S: Simd>(
     }
 }
 
-/// The largest number, or −∞ of none.
+/// The largest number, or −∞ of none. With NaN among the numbers it is any of them, or NaN.
 #[inline(always)]
 pub(crate) fn maximum<S: Simd>(simd: S, numbers: &[f32]) -> f32 {
     let (vectors, rest) = S::as_simd_f32s(numbers);
@@ -115,8 +115,9 @@ pub(crate) fn sum<S: Simd>(simd: S, numbers: &[f32]) -> f32 {
     simd.reduce_sum_f32s(total) + rest.iter().sum::<f32>()
 }
 
-/// `exp(x − top)` in place of each number `x`. −∞ becomes 0 whatever the top, and NaN stays. The
-/// relative error is at most 3e-7. Results below 2e-38 become 0, and results above 1e38 infinite.
+/// `exp(x − top)` in place of each number `x`. −∞ becomes 0, also for a top of −∞, and NaN stays.
+/// The relative error is at most 3e-7. For differences below −87.3, where the result is no normal
+/// number, it is 0; for differences above 88 it is infinite.
 #[inline(always)]
 pub(crate) fn exponentials<S: Simd>(simd: S, numbers: &mut [f32], top: f32) {
     // −∞ less −∞ is NaN.

@@ -16,11 +16,15 @@ impl Llama {
 
     /// Stores all matrices, the embedding included, in `dtype`: f16 or bf16. Norms, biases,
     /// activations and the cache stay in f32. A decode step reads every matrix once, and then reads
-    /// half the bytes.
+    /// half the bytes. A prompt gains nothing: each of its products casts its matrix to f32, which
+    /// takes 4 bytes a number while the product runs.
+    ///
+    /// Numbers are rounded; f16 rounds those below 3e-8 to 0. `dtype` may be f32, which brings
+    /// back no digits.
     ///
     /// # Errors
     /// [`ModelError::MatrixStorage`] outside the CPU, for a decoder that does not compute in f32,
-    /// and for matrices with numbers that f16 does not hold.
+    /// for other dtypes, and for matrices with numbers that f16 does not hold.
     pub fn with_matrices_in(mut self, dtype: DType) -> Result<Self> {
         let refuse = |reason: String| {
             let name = format!("{dtype:?}").to_lowercase();

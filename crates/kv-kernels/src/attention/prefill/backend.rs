@@ -1,5 +1,5 @@
-//! The backend trait of `prefill_attention`, and its implementations for Hopper GPUs and the CPU. On
-//! other devices the op consists of tensor operations.
+//! The backend trait of `prefill_attention`, and its implementations for Hopper GPUs and the CPU.
+//! On other devices the op consists of tensor operations.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};

@@ -8,6 +8,7 @@ mod backend;
 mod kernel;
 #[cfg(feature = "gpu")]
 mod launch;
+#[cfg(feature = "flex")]
 mod reference;
 
 use burn::backend::Dispatch;

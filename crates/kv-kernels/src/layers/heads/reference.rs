@@ -1,4 +1,4 @@
-//! The ops on heads in plain loops: the CPU path, and the oracle of the kernels' tests.
+//! The ops on heads in plain loops, over rows on all cores: the CPU path, and the oracle of the kernels' tests.
 
 use rayon::prelude::*;
 
@@ -23,8 +23,8 @@ pub(crate) struct Tokens<'a> {
 }
 
 impl Tokens<'_> {
-    /// Writes head `head` (counted over queries, keys, values) of token `token` to `row`, after norm
-    /// and RoPE.
+    /// Writes head `head` (counted over queries, keys, values) of token `token` to `row`, after
+    /// norm and RoPE.
     fn write_head(&self, token: usize, head: usize, row: &mut [f32]) {
         let heads = self.query_heads + 2 * self.kv_heads;
         let at = (token * heads + head) * self.head_dim;

@@ -75,8 +75,8 @@ pub struct RowNorm {
 ///
 /// # Shapes
 /// `x` `[N, in]`; `weight` `[out, in]`, bias and residual of the dtype of `x`. On a CPU, f16 and
-/// bf16 weights also go with `x` in f32: sums then are in f32 from factors in f32. Returns `[N, out]`, or `[N,
-/// out / 2]` where gated.
+/// bf16 weights also go with `x` in f32: each is cast to f32 before it is multiplied. Returns `[N,
+/// out]`, or `[N, out / 2]` where gated.
 ///
 /// # Errors
 /// [`KernelError`] where shapes, dtypes or devices do not fit, and for a forced strategy that
