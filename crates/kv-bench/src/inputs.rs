@@ -61,7 +61,8 @@ mod tests {
             ("paper keepkv-fig5-needles --prompts no-prompts.jsonl", "no-prompts.jsonl"),
             ("paper prhs-table6-needles --text no-text.txt", "no-text.txt"),
             (
-                r#"paper kvreviver-fig5 --policy {"policy":"duo-attention","alpha":"no-gates.tsv"}"#,
+                "paper kvreviver-fig5 --policy \
+                 {\"policy\":\"duo-attention\",\"alpha\":\"no-gates.tsv\"}",
                 "no-gates.tsv",
             ),
             (&format!("quality --prompts {unmarked}"), "unmarked.jsonl, line 1"),

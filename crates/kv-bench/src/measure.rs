@@ -75,6 +75,7 @@ pub(crate) fn calibrate(common: &Common, options: &CalibrateOptions) -> anyhow::
 fn check(common: &Common, name: &str, numbers: &str) -> anyhow::Result<()> {
     ensure!(common.policy.is_none(), "--policy: {name} measures a model, not policies");
     ensure!(common.budget.is_none(), "--budget: {name} measures a model, not policies");
+    ensure!(common.matrices.is_none(), "--matrices: {name} measures a model's own matrices");
     ensure!(common.json.is_none(), "--json: {name} writes its {numbers} to --output");
     ensure!(common.merge.is_empty(), "--merge: {name} has no records");
     ensure!(common.report.is_none(), "--report: {name} has none");
@@ -194,6 +195,7 @@ mod tests {
             (&["--output", &file("no/out.json")], "cannot write to"),
             (&["--output", &out, "--window", "16", "--samples", "900"], "900 windows need"),
             (&["--output", &out, "--policy", "h2o"], "not policies"),
+            (&["--output", &out, "--matrices", "bf16"], "a model's own matrices"),
         ] {
             let error =
                 format!("{:#}", run_line("calibrate", &[&small, more].concat()).unwrap_err());

@@ -21,7 +21,7 @@ const MODEL: &str = "needle-1m";
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Common {
     /// A model folder, a GGUF file, a hub id, `random:PRESET`, or `needle-1m`. By default
-    /// `needle-1m`; of some papers' figures, the paper's model.
+    /// `needle-1m`; of some papers' figures, their default model.
     #[arg(long, global = true)]
     pub(crate) model: Option<String>,
     /// `auto`, `cpu`, `wgpu[:i]`, `vulkan[:i]`, `metal[:i]` or `cuda[:i]`.
@@ -30,8 +30,8 @@ pub(crate) struct Common {
     /// Weights, activations and cache; by default f32 on the CPU, the model's own elsewhere.
     #[arg(long, global = true, value_enum)]
     pub(crate) dtype: Option<Float>,
-    /// The type in which matrices are stored, where it is not `--dtype`: f16 or bf16 of a model that
-    /// computes in f32 on the CPU, where a decode step then reads half the bytes.
+    /// The type in which matrices are stored, where it is not `--dtype`: f16 or bf16 of a model
+    /// that computes in f32 on the CPU, where a decode step then reads half the bytes.
     #[arg(long, global = true, value_enum)]
     pub(crate) matrices: Option<Float>,
     /// Policies: names, a JSON configuration, or a JSON list of either; all by default. The full
@@ -167,6 +167,9 @@ pub(crate) struct Evaluate {
     /// Solved examples before each question, in place of the task's own number.
     #[arg(long)]
     pub(crate) few_shot: Option<usize>,
+    /// The same of tasks that have examples: presets have one number for all of their tasks.
+    #[arg(skip)]
+    pub(crate) few_shot_where_taken: Option<usize>,
     /// When compression happens.
     #[arg(long, value_enum, default_value_t = Mode::QuestionAware)]
     pub(crate) mode: Mode,
@@ -455,7 +458,7 @@ pub(crate) struct PresetOptions {
     #[arg(long, value_name = "FOLDER")]
     pub(crate) data: Option<PathBuf>,
     /// The paper's model whose numbers stand beside ours; by default the model itself where it is
-    /// one of the paper's, else the paper's first.
+    /// one of the paper's, else the first of the preset's file.
     #[arg(long, value_name = "NAME")]
     pub(crate) published: Option<String>,
     /// At most so many new tokens, in place of the preset's own number.

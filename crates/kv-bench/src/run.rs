@@ -28,6 +28,11 @@ use crate::{figures, inputs, measure, suites, table};
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let common = &args.common;
     ensure!(args.suite.is_none() || !args.all, "--all: suites show all of their tables");
+    ensure!(
+        common.matrices.is_none() || runs_model(args.suite.as_ref()),
+        "--matrices: {} runs no model",
+        name_of(args.suite.as_ref())
+    );
     if let Some(Suite::List) = args.suite {
         return print(&list());
     }
@@ -123,6 +128,15 @@ fn run_suite(suite: Option<&Suite>, bench: &mut Bench) -> anyhow::Result<()> {
     }
 }
 
+/// Whether a suite loads a model.
+fn runs_model(suite: Option<&Suite>) -> bool {
+    match suite {
+        Some(Suite::Kernels(_) | Suite::List) => false,
+        Some(Suite::Paper(options)) => options.figure.runs_model(),
+        _ => true,
+    }
+}
+
 /// A suite's name in titles and file names.
 fn name_of(suite: Option<&Suite>) -> String {
     let name = match suite {
@@ -134,7 +148,8 @@ fn name_of(suite: Option<&Suite>) -> String {
         Some(Suite::Paper(options)) => return format!("paper-{}", options.figure.name),
         Some(Suite::Fisher(_)) => "fisher",
         Some(Suite::Calibrate(_)) => "calibrate",
-        Some(Suite::List) | None => "overview",
+        Some(Suite::List) => "list",
+        None => "overview",
     };
     name.into()
 }
@@ -173,4 +188,21 @@ fn list() -> String {
         text += &format!("  {name}\n");
     }
     text + &format!("devices: {}\n", available_devices().join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use crate::args::Args;
+
+    #[test]
+    fn matrices_are_those_of_a_model() {
+        for line in ["list", "kernels", "paper prhs-table4", "paper kvreviver-bounds"] {
+            let words = ["kv-bench", "--matrices", "bf16"].into_iter().chain(line.split(' '));
+            let error = super::run(&Args::try_parse_from(words).unwrap()).unwrap_err().to_string();
+            assert!(error.starts_with("--matrices: "), "{line}: {error}");
+            assert!(error.ends_with(" runs no model"), "{line}: {error}");
+        }
+    }
 }

@@ -37,7 +37,10 @@ fn questions(path: &Path, count: usize, sentence: &str) {
             "{before}\nThe secret number of the old door is {number}.\n{after}</script><!--"
         );
         let question = "\nQuestion: What is the secret number of the old door?\nAnswer: ";
+        // The first question of a file is a subset of its own.
+        let subset = if index == 0 { "first" } else { "rest" };
         let line: Value = json!({"id": format!("<b>{index}</b>"), "context": context,
+            "subset": subset,
             "question": question, "answers": [number.to_string()], "grader": "contains",
             "max_new_tokens": 5});
         line.to_string() + "\n"
@@ -117,22 +120,37 @@ fn the_report_works_in_a_browser() {
     assert_eq!(rows(&opened(browser, &report, ""), "board"), all);
 
     // Ranks are those among the rows that are shown.
-    let page = opened(browser, &report, "#family=drop&budget=0.25&task=needles");
+    let page = opened(browser, &report, "#family=drop&budget=0.25&task=needles+rest");
     let drop = rows(&page, "board");
     let ranks: Vec<&str> = drop.iter().map(|row| row[0].as_str()).collect();
     assert_eq!((drop.len(), ranks[0], ranks[1]), (1 + 3, "–", "1"), "{drop:?}");
-    assert!(drop[1..].iter().all(|row| row[2] == "drop" && row[3] == "25 %" && row[6] == "–"));
+    assert!(drop[1..].iter().all(|row| row[2] == "drop" && row[3] == "25 %" && row[5] == "–"));
     // The average is that of the one task.
-    let alone = |row: &Vec<String>| row[4].starts_with(&row[5]);
+    let alone = |row: &Vec<String>| row[4].starts_with(&row[6]);
     assert!(drop.iter().all(alone), "{drop:?}");
-    let sorted = rows(&opened(browser, &report, "#sort=-7"), "board");
+    let sorted = rows(&opened(browser, &report, "#sort=-9"), "board");
     let bytes = |name: &str| sorted.iter().position(|row| row[1] == name && row[3] != "25 %");
     assert!(bytes("full") < bytes("snapkv") && sorted.last().unwrap()[3] == "25 %", "{sorted:?}");
 
     // A question's page has the outputs of all policies, each with its strip.
     let list = rows(&opened(browser, &report, "#find=door"), "list");
     assert_eq!(list.len(), 5);
-    assert_eq!(list[0][..2], ["&lt;b&gt;0&lt;/b&gt;", "needles"]);
+    assert_eq!(list[0][..2], ["&lt;b&gt;0&lt;/b&gt;", "needles first"]);
+    // What is no number opens no question, and the links go through those that the view shows.
+    assert_eq!(rows(&opened(browser, &report, "#question=length"), "list").len(), 5);
+    let page = opened(browser, &report, "#task=needles+rest");
+    let link = "href=\"#task=needles+rest&amp;question=";
+    let number = |own: &str| own.split_once('"').unwrap().0.to_string();
+    let listed: Vec<String> = page.split(link).skip(1).map(number).collect();
+    let [first, second] = &listed[..] else { panic!("{listed:?}") };
+    for (own, other, text, none) in
+        [(first, second, "next →", "← before"), (second, first, "← before", "next →")]
+    {
+        let page = opened(browser, &report, &format!("#task=needles+rest&question={own}"));
+        assert!(page.contains(&format!("{link}{other}\">{text}")));
+        // The script has the text too.
+        assert!(!page.contains(&format!("\">{none}")));
+    }
     let page = opened(browser, &report, "#question=1");
     let shown = rows(&page, "answers");
     assert_eq!(shown.len(), 1 + 5 * 2);

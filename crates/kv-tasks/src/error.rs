@@ -9,8 +9,8 @@ use std::sync::Arc;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TaskError {
-    /// No built-in task has this name.
-    #[error("there is no task named {name:?}; did you mean {nearest:?}? `Task::names` lists all")]
+    /// No built-in task has this name. [`Task::names`](crate::Task::names) lists all.
+    #[error("there is no task named {name:?}; did you mean {nearest:?}?")]
     UnknownTask {
         /// The name that was given.
         name: String,

@@ -40,6 +40,7 @@ pub struct QuestionOptions {
     pub seed: u64,
     /// The text in which RULER hides its needles: a text file, or a JSON file with the key `text`.
     pub text: Option<PathBuf>,
-    /// How many solved examples come before the question. Without it the task's own number.
+    /// How many solved examples come before the question. Without it the task's own number. More
+    /// than 0 is an error of a task that has none.
     pub few_shot: Option<usize>,
 }

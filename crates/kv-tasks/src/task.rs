@@ -152,16 +152,29 @@ impl Task {
         })
     }
 
+    /// Whether it has solved examples, which [`QuestionOptions::few_shot`] counts.
+    pub fn takes_examples(&self) -> bool {
+        match &self.source {
+            Source::Rows(rows) => rows.few_shot.is_some(),
+            Source::Ruler { .. } => false,
+        }
+    }
+
     /// Its questions, in the order of the data set, or generated.
     ///
     /// # Errors
     /// [`TaskError`] with the file and the row, if files are missing or malformed, if the tokenizer
-    /// fails, or if the options lack what the task needs.
+    /// fails, or if the options lack what the task needs or ask for examples that it has not.
     pub fn questions(
         &self,
         options: &QuestionOptions,
         tokens: &dyn Tokens,
     ) -> Result<Vec<Question>, TaskError> {
+        if let Some(expected) = options.few_shot.filter(|&count| count > 0)
+            && !self.takes_examples()
+        {
+            return Err(TaskError::FewExamples { task: self.name.clone(), expected, actual: 0 });
+        }
         match &self.source {
             Source::Rows(rows) => rows.questions(&self.name, options, tokens),
             Source::Ruler { ruler, data } => {

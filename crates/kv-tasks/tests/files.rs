@@ -90,6 +90,49 @@ fn every_format_gives_the_same_rows() {
     assert_eq!(lists[0].answer.references, ["a", "c"]);
 }
 
+/// Writes a table of one row of texts.
+fn row_of_texts(path: &Path, columns: &[(&str, &str)]) {
+    let fields = columns.iter().map(|(name, _)| format!("required binary {name} (UTF8);"));
+    let schema = format!("message m {{ {} }}", fields.collect::<String>());
+    let schema = Arc::new(parse_message_type(&schema).expect("a schema"));
+    let file = File::create(path).expect("a file");
+    let properties = Arc::new(WriterProperties::default());
+    let mut writer = SerializedFileWriter::new(file, schema, properties).expect("a writer");
+    let mut group = writer.next_row_group().expect("a group");
+    for (_, text) in columns {
+        let mut column = group.next_column().expect("a column").expect("a column");
+        let typed = column.typed::<ByteArrayType>();
+        typed.write_batch(&[ByteArray::from(*text)], None, None).expect("values");
+        column.close().expect("closed");
+    }
+    group.close().expect("closed");
+    writer.close().expect("closed");
+}
+
+#[test]
+fn questions_are_of_the_test_split_alone() {
+    for (name, columns) in [
+        ("xsum", &[("id", "SPLIT"), ("document", "D"), ("summary", "S")][..]),
+        ("mathqa", &[("Problem", "SPLIT"), ("options", "a ) 1 , b ) 2"), ("correct", "a")]),
+    ] {
+        let folder = tempfile::tempdir().expect("a folder");
+        for split in ["test", "train", "validation"] {
+            let own: Vec<(&str, &str)> = columns
+                .iter()
+                .map(|&(column, text)| (column, if text == "SPLIT" { split } else { text }))
+                .collect();
+            let file = format!("{split}-00000-of-00001.parquet");
+            row_of_texts(&folder.path().join(file), &own);
+        }
+        let options =
+            QuestionOptions { folder: Some(folder.path().into()), ..QuestionOptions::default() };
+        let task = Task::named(name).expect("a task");
+        let questions = task.questions(&options, &Words::default()).expect("questions");
+        assert_eq!(questions.len(), 1, "{name}");
+        assert!(questions[0].id == "test" || questions[0].question.contains("test"), "{name}");
+    }
+}
+
 #[test]
 fn archives_and_keys_hold_rows() {
     let folder = tempfile::tempdir().expect("a folder");

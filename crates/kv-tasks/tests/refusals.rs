@@ -35,6 +35,18 @@ fn unknown_tasks_name_the_nearest() {
 }
 
 #[test]
+fn examples_of_tasks_without_any_are_refused() {
+    for name in ["cnn-dailymail", "ruler/vt"] {
+        let task = Task::named(name).expect("a task");
+        assert!(!task.takes_examples());
+        let options = QuestionOptions { few_shot: Some(3), ..QuestionOptions::default() };
+        let error = task.questions(&options, &Words::default()).expect_err("no examples");
+        says(&error, &[name, "0 solved examples, expected at least 3"]);
+    }
+    assert!(Task::named("xsum").expect("a task").takes_examples());
+}
+
+#[test]
 fn faulty_rows_are_named() {
     let good = r#"{"question":"q","answers":"a"}"#;
     let error = error_of("a.jsonl", format!("{good}\n\n{{\"question\": }}").as_bytes());

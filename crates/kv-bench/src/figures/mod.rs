@@ -230,7 +230,9 @@ pub(crate) fn run(bench: &mut Bench, paper: &Paper) -> anyhow::Result<()> {
         Measurement::Throughput(speed) => runners::throughput(bench, speed, options)?,
         Measurement::ByBatch(by_batch) => {
             let gib = figure.memory_gib.unwrap_or(f64::INFINITY);
-            by_batch::run(bench, name, by_batch, options, gib)?;
+            let own = figure.model(None, quick) == Some(&*model);
+            by_batch::run(bench, name, by_batch, options, gib, own)?;
+            comparable &= own;
         }
         Measurement::Preset(preset) => {
             preset.run(bench, name, &model, options)?;
@@ -296,6 +298,10 @@ impl Paper {
             ensure!(options.text.is_none(), "--text: {name} reads no text");
             ensure!(options.contexts.is_empty(), "--contexts: {name} reads no text");
         }
+        ensure!(
+            options.contexts.is_empty() || options.text.is_some() || preset.is_none(),
+            "--contexts: {name} measures perplexity only of a text that --text names"
+        );
         let grows = matches!(takes.measurement, Measurement::ByBatch(_));
         if !takes.sized || common.quick {
             let one = common.quick && takes.sized;
@@ -401,6 +407,11 @@ impl Figure {
             ModelChoice::AnyOr(name) if !quick => asked.or(Some(name)),
             _ => asked,
         }
+    }
+
+    /// Whether it measures a model, and not bare tensors.
+    pub(crate) fn runs_model(&self) -> bool {
+        self.model != ModelChoice::None
     }
 
     fn takes_models(&self) -> bool {

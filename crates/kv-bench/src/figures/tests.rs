@@ -102,6 +102,7 @@ fn tables_run_at_their_paper_s_budgets() {
     };
     assert!(refused("kv-bench paper keepkv-fig2 --budget 0.3").contains("paper's budgets"));
     assert!(refused("kv-bench paper prhs-fig7 --mode both").contains("asks no questions"));
+    assert!(refused("kv-bench paper prhs-table6 --contexts 64").contains("that --text names"));
     assert!(refused("kv-bench paper kvreviver-fig5 --text t").contains("reads no text"));
 }
 

@@ -1,8 +1,9 @@
 //! The records of `evaluate` as answers: one for each policy, budget, question, mode and sample.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::families;
+use crate::interval::Estimate;
 use crate::record::{Case, Record, by_setup, group_by, is_full, metric};
 
 /// Answers by policy and budget, with the names that they refer to by number.
@@ -10,7 +11,10 @@ use crate::record::{Case, Record, by_setup, group_by, is_full, metric};
 pub(super) struct Answers<'a> {
     /// Policies at budgets, the full cache first.
     pub(super) setups: Vec<Setup<'a>>,
+    /// Tasks, those with several subsets once for each of them.
     pub(super) tasks: Vec<&'a str>,
+    /// The whole task that each of `tasks` is a part of.
+    pub(super) whole_tasks: Vec<&'a str>,
     pub(super) modes: Vec<&'a str>,
     pub(super) questions: Vec<QuestionKey<'a>>,
 }
@@ -51,10 +55,11 @@ impl<'a> Answers<'a> {
         let mut all = Self::default();
         let scored: Vec<&Record> =
             records.iter().copied().filter(|r| r.metric == metric::SCORE).collect();
-        let tasks = group_by(scored.iter().copied(), |r| task_of(&r.case));
-        all.tasks = tasks.into_iter().map(|(task, _)| task).collect();
+        let mut tasks = group_by(scored.iter().copied(), |r| task_of(&r.case));
         // Batches go by length, so that first sight says little.
-        all.tasks.sort_unstable();
+        tasks.sort_unstable_by_key(|(task, _)| *task);
+        all.tasks = tasks.iter().map(|(task, _)| *task).collect();
+        all.whole_tasks = tasks.iter().map(|(_, own)| whole_task_of(&own[0].case)).collect();
         let modes = group_by(scored.iter().copied(), |r| mode_of(&r.case));
         all.modes = modes.into_iter().map(|(mode, _)| mode).collect();
         let mut numbers = BTreeMap::new();
@@ -110,6 +115,12 @@ impl<'a> Answers<'a> {
         }
     }
 
+    /// Whether a policy has no answer of some task or subset.
+    pub(super) fn lacks_tasks(&self, setup: &Setup<'_>) -> bool {
+        let own = setup.answers.iter().map(|answer| self.questions[answer.question].task);
+        own.collect::<BTreeSet<_>>().len() < self.tasks.len()
+    }
+
     /// The full cache's bytes of each question and mode.
     pub(super) fn full_bytes(&self) -> BTreeMap<(usize, usize), f64> {
         let full = self.setups.iter().find(|setup| setup.is_full());
@@ -133,6 +144,15 @@ impl Setup<'_> {
         }
     }
 
+    /// The mean of the tasks' means, in which every task counts once, however many questions and
+    /// subsets it has.
+    pub(super) fn average(&self) -> Option<Estimate> {
+        let scored = self.records.iter().copied().filter(|r| r.metric == metric::SCORE);
+        let tasks = group_by(scored, |r| whole_task_of(&r.case));
+        let groups: Vec<Vec<&Record>> = tasks.into_iter().map(|(_, records)| records).collect();
+        Estimate::of_groups(&groups, metric::SCORE)
+    }
+
     /// The mean of its bytes, and of the full cache's for the same questions; NaN where records do
     /// not say.
     pub(super) fn bytes(&self, full: &BTreeMap<(usize, usize), f64>) -> [f64; 2] {
@@ -151,6 +171,12 @@ impl Setup<'_> {
     }
 }
 
+/// A task without its subset, which names the source of the task's questions.
+fn whole_task_of(case: &Case) -> &str {
+    case.source.as_deref().unwrap_or_else(|| task_of(case))
+}
+
+/// A task with its subset.
 fn task_of(case: &Case) -> &str {
     case.task.as_deref().unwrap_or_default()
 }

@@ -115,7 +115,8 @@ function filters(form, data) {
     selects.push(select);
   }
   form.addEventListener("submit", (event) => event.preventDefault());
-  form.hidden = selects.length === 0;
+  // The search has a field of its own.
+  form.hidden = form.childElementCount === 0;
   return () => selects.forEach((select) => (select.value = view[select.name] ?? ""));
 }
 

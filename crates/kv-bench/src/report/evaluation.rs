@@ -32,7 +32,10 @@ pub(super) struct Part {
 #[derive(Serialize)]
 struct Data<'a> {
     setups: Vec<SetupData<'a>>,
+    /// Tasks, those with several subsets once for each of them.
     tasks: &'a [&'a str],
+    /// The whole task that each of these is a part of.
+    whole_tasks: &'a [&'a str],
     modes: &'a [&'a str],
     /// Task, name, and tokens of the prompt.
     questions: Vec<(usize, &'a str, usize)>,
@@ -150,6 +153,7 @@ fn data<'a>(
     Data {
         setups: answers.setups.iter().map(setup).collect(),
         tasks: &answers.tasks,
+        whole_tasks: &answers.whole_tasks,
         modes: &answers.modes,
         questions: answers.questions.iter().map(|own| (own.task, own.name, own.length)).collect(),
         answers: answers.setups.iter().enumerate().flat_map(of_setup).collect(),

@@ -25,6 +25,16 @@ function estimate(groups, quantiles) {
   return { mean: sum((part) => part.mean) / groups.length, half: half > 0 ? half : null };
 }
 
+/** Adds a score to a sample of a task. */
+function addSample(tasks, task, sample, score) {
+  if (!tasks.has(task)) tasks.set(task, new Map());
+  const [total, count] = tasks.get(task).get(sample) ?? [0, 0];
+  tasks.get(task).set(sample, [total + score, count + 1]);
+}
+
+/** Averages that differ by no more have one rank. */
+const EQUAL = 1e-9;
+
 /** The rows of the view: each setup's answers, summed up. */
 function rows(data) {
   const shown = data.answers.filter(([setup, question, mode]) => {
@@ -38,15 +48,15 @@ function rows(data) {
   for (const [index, question, mode, score, bytes, tokens, seconds] of shown) {
     // The full cache's answers come before all others.
     if (index === fullSetup) fullBytes.set(`${question} ${mode}`, bytes);
-    const task = data.questions[question][0];
+    const [task, name, length] = data.questions[question];
     if (!sums.has(index)) {
-      sums.set(index, { tasks: new Map(), count: 0, bytes: 0, full: 0, tokens: 0, seconds: 0 });
+      sums.set(index, { tasks: new Map(), whole: new Map(),
+        count: 0, bytes: 0, full: 0, tokens: 0, seconds: 0 });
     }
     const sum = sums.get(index);
-    if (!sum.tasks.has(task)) sum.tasks.set(task, new Map());
     // A question's modes and samples are one sample.
-    const [total, count] = sum.tasks.get(task).get(question) ?? [0, 0];
-    sum.tasks.get(task).set(question, [total + score, count + 1]);
+    addSample(sum.tasks, task, `${length} ${name}`, score);
+    addSample(sum.whole, data.whole_tasks[task], `${length} ${name}`, score);
     sum.count += 1;
     // A number that is not known is null, and makes its sum unknown.
     sum.bytes += bytes ?? NaN;
@@ -54,17 +64,17 @@ function rows(data) {
     sum.tokens += tokens ?? NaN;
     sum.seconds += seconds ?? NaN;
   }
-  const tasks = [...new Set(shown.map(([, question]) => data.questions[question][0]))];
+  const tasks = new Set(shown.map(([, question]) => data.questions[question][0]));
   const all = [...sums].map(([index, sum]) => {
-    const samples = (task) => [...sum.tasks.get(task).values()].map(([total, n]) => total / n);
-    const own = tasks.filter((task) => sum.tasks.has(task));
+    const samples = (task) => [...task.values()].map(([total, count]) => total / count);
     const setup = data.setups[index];
     return {
       setup,
-      ranked: !setup.full && own.length === tasks.length,
-      average: estimate(own.map(samples), data.quantiles),
+      ranked: !setup.full && sum.tasks.size === tasks.size,
+      // Every task counts once, however many subsets it has.
+      average: estimate([...sum.whole.values()].map(samples), data.quantiles),
       tasks: data.tasks.map((_, task) =>
-        sum.tasks.has(task) ? estimate([samples(task)], data.quantiles) : null),
+        sum.tasks.has(task) ? estimate([samples(sum.tasks.get(task))], data.quantiles) : null),
       bytes: sum.bytes / sum.count,
       share: sum.bytes / sum.full,
       speed: sum.tokens / sum.seconds,
@@ -72,7 +82,7 @@ function rows(data) {
   });
   for (const row of all) {
     const better = all.filter((own) => own.ranked && own.setup.budget === row.setup.budget
-      && own.average.mean > row.average.mean);
+      && own.average.mean > row.average.mean + EQUAL);
     row.rank = row.ranked ? better.length + 1 : null;
   }
   const size = (row) => row.setup.budget ?? Infinity;
@@ -113,14 +123,15 @@ function columns(data) {
     element("th", { scope: "row" }, element("i", { class: `dot ${row.setup.class}` }),
       row.setup.policy);
   const tasks = data.tasks.map((_, task) => ({
-    value: (row) => row.tasks[task]?.mean ?? -1, down: true,
+    value: (row) => row.tasks[task]?.mean ?? NaN, down: true,
     cell: (row) => taskCell(row.tasks[task]),
   }));
   return [
-    { value: (row) => row.rank ?? Infinity, cell: text((row) => String(row.rank ?? "–")) },
+    { value: (row) => row.rank ?? NaN, cell: text((row) => String(row.rank ?? "–")) },
     { value: (row) => row.setup.policy, cell: named },
     { value: (row) => row.setup.family, cell: text((row) => row.setup.family) },
-    { value: (row) => row.setup.budget ?? Infinity, down: true,
+    // The full cache is larger than any budget.
+    { value: (row) => row.setup.budget ?? Number.MAX_VALUE, down: true,
       cell: text((row) => row.setup.label) },
     { value: (row) => row.average.mean, down: true,
       cell: (row) => averageCell(row.average, row.setup.class) },
@@ -152,7 +163,11 @@ function leaderboard(root, data) {
     let groups = Map.groupBy(shown, (row) => row.setup.budget);
     if (index in all) {
       const down = view.sort.startsWith("-");
-      const order = (a, b) => (a < b ? -1 : a > b ? 1 : 0) * (down ? -1 : 1);
+      const unknown = (value) => typeof value === "number" && !Number.isFinite(value);
+      // What is not known comes last in both directions.
+      const order = (a, b) => (unknown(a) || unknown(b)
+        ? unknown(a) - unknown(b)
+        : (a < b ? -1 : a > b ? 1 : 0) * (down ? -1 : 1));
       shown.sort((a, b) => order(all[index].value(a), all[index].value(b)));
       heads[index].setAttribute("aria-sort", down ? "descending" : "ascending");
       groups = new Map([["", shown]]);

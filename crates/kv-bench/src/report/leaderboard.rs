@@ -13,15 +13,18 @@ use crate::interval::Estimate;
 use crate::record::{Record, metric};
 
 /// What the columns say.
-pub(super) const LEGEND: &str = "Rank: among the policies at one budget, by average; policies \
-    that lack a task have none. Average: mean of the tasks' means, in which every task counts \
-    once, with its 95 % confidence interval as a line through the bar. Bytes held: keys and values \
-    in use, all slots' metadata and the policy's own state once the prompt is compressed, a mean \
-    over answers. Of full: these bytes over the full cache's for the same questions. Tokens/s: new \
-    tokens over the seconds of answers; all policies share the prefill of a batch, so that each \
-    answer has an equal share of its time. Intervals take questions as the samples, whatever their \
-    modes and repetitions, with Student's t distribution; there are none where a task has fewer \
-    than two questions.";
+pub(super) const LEGEND: &str = "Rank: among the policies at one budget, by average; policies that \
+    lack a task have none. Average: mean of the tasks' means, in which every task counts once, \
+    however many subsets it has, with its 95 % confidence interval as a line through the bar. \
+    Bytes held: keys and values in use, all slots' metadata and the policy's own state once the \
+    prompt is compressed, a mean over answers. Of full: these bytes over the full cache's for the \
+    same questions. Tokens/s: new tokens over the seconds of answers; all policies share the \
+    prefill of a batch, so that each answer has an equal share of its time. Intervals take \
+    questions as the samples, whatever their modes and repetitions, with Student's t distribution; \
+    there are none where a task has fewer than two questions.";
+
+/// Averages that differ by no more have one rank: sums in another order round in another way.
+const EQUAL: f64 = 1e-9;
 
 /// A policy at a budget.
 #[derive(Debug)]
@@ -62,7 +65,7 @@ pub(super) fn html(answers: &Answers<'_>, policies: &Policies) -> String {
 /// All rows: budgets from the largest, and in each the best policies first.
 fn rows<'a>(answers: &'a Answers<'_>) -> Vec<Row<'a>> {
     let mut rows: Vec<Row<'a>> =
-        answers.setups.iter().filter_map(|setup| Row::of(setup, &answers.tasks)).collect();
+        answers.setups.iter().filter_map(|setup| Row::of(setup, answers)).collect();
     let size = |row: &Row<'_>| row.setup.budget.unwrap_or(f64::INFINITY);
     rows.sort_by(|a, b| {
         let full = |row: &Row<'_>| row.setup.is_full();
@@ -75,7 +78,8 @@ fn rows<'a>(answers: &'a Answers<'_>) -> Vec<Row<'a>> {
         .iter()
         .map(|row| {
             let rivals = rows.iter().filter(|own| size(own) == size(row) && own.is_ranked());
-            let better = rivals.filter(|own| own.average.mean > row.average.mean).count();
+            let least = row.average.mean + EQUAL;
+            let better = rivals.filter(|own| own.average.mean > least).count();
             row.is_ranked().then_some(better + 1)
         })
         .collect();
@@ -86,16 +90,14 @@ fn rows<'a>(answers: &'a Answers<'_>) -> Vec<Row<'a>> {
 }
 
 impl<'a> Row<'a> {
-    fn of(setup: &'a Setup<'a>, tasks: &[&str]) -> Option<Self> {
-        let of_task = |task: &&str| -> Vec<&Record> {
+    fn of(setup: &'a Setup<'a>, answers: &Answers<'_>) -> Option<Self> {
+        let of_task = |task: &&str| {
             let own = |r: &&Record| r.case.task.as_deref().unwrap_or_default() == *task;
-            setup.records.iter().copied().filter(own).collect()
+            let own: Vec<&Record> = setup.records.iter().copied().filter(own).collect();
+            Estimate::of(&own, metric::SCORE)
         };
-        let mut groups: Vec<Vec<&Record>> = tasks.iter().map(of_task).collect();
-        let tasks = groups.iter().map(|own| Estimate::of(own, metric::SCORE)).collect();
-        groups.retain(|own| own.iter().any(|record| record.metric == metric::SCORE));
-        let average = Estimate::of_groups(&groups, metric::SCORE)?;
-        Some(Self { setup, rank: None, average, tasks })
+        let tasks = answers.tasks.iter().map(of_task).collect();
+        Some(Self { setup, rank: None, average: setup.average()?, tasks })
     }
 
     fn is_ranked(&self) -> bool {
@@ -197,5 +199,40 @@ mod tests {
         {
             assert!(html.contains(text), "{text}: {html}");
         }
+    }
+
+    #[test]
+    fn a_task_with_subsets_counts_once() {
+        let mut records = evaluation();
+        // The first two needles are a subset, which has a column of its own.
+        for record in records.iter_mut().filter(|r| r.case.length < Some(400)) {
+            if record.case.task.as_deref() == Some("needles") {
+                record.case.task = Some("needles first".into());
+            }
+        }
+        let records: Vec<&Record> = records.iter().collect();
+        let answers = Answers::of(&records);
+        assert_eq!(answers.tasks, ["needles", "needles first", "sums"]);
+        assert_eq!(answers.whole_tasks, ["needles", "needles", "sums"]);
+        let rows = rows(&answers);
+        let averages: Vec<f64> = rows.iter().map(|row| row.average.mean).collect();
+        assert_eq!(averages, [1.0, 0.75, 0.625, 0.625, 0.375]);
+        let columns = rows[2].tasks.iter().map(|task| task.unwrap().mean);
+        assert_eq!(columns.collect::<Vec<_>>(), [1.0, 0.5, 0.5]);
+    }
+
+    #[test]
+    fn the_rounding_of_a_sum_makes_no_rank() {
+        let mut records = evaluation();
+        records.retain(|record| record.policy == "snapkv");
+        let mut other = records.clone();
+        for record in &mut other {
+            record.policy = "tova".into();
+            record.value *= if record.metric == metric::SCORE { 1.0 + 1e-12 } else { 1.0 };
+        }
+        records.extend(other);
+        let records: Vec<&Record> = records.iter().collect();
+        let answers = Answers::of(&records);
+        assert!(rows(&answers).iter().all(|row| row.rank == Some(1)));
     }
 }

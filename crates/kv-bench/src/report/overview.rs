@@ -24,8 +24,8 @@ const COLUMNS: [(&str, Option<&str>, &str); 6] = [
 const BEST_IS: [&str; 2] = [
     "best: most right answers, question seen and unseen together; among equals the lowest KL \
      divergence of answers",
-    "cam comes last of its family: by default it merges nothing of a prompt, only tokens that decode \
-     steps evict",
+    "cam comes last of its family: by default it merges nothing of a prompt, only tokens that \
+     decode steps evict",
 ];
 
 /// The legend of the columns.

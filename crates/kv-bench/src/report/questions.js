@@ -63,12 +63,14 @@ function answerTable(answers, setupOf, several) {
   ], answers);
 }
 
-/** The page of a question. */
-function questionPage(question, index, count, setupOf) {
+/** The page of a question, with links to the shown ones before and behind it. */
+function questionPage(question, index, shown, setupOf) {
   const link = (to, text) => element("a", { href: hashOf({ question: to }) }, text);
   const links = [link(null, "All questions")];
-  if (index > 0) links.push(link(String(index - 1), "← before"));
-  if (index + 1 < count) links.push(link(String(index + 1), "next →"));
+  const [before, next] =
+    [shown.findLast((other) => other < index), shown.find((other) => other > index)];
+  if (before !== undefined) links.push(link(String(before), "← before"));
+  if (next !== undefined) links.push(link(String(next), "next →"));
   const references = question.references.map((text) => element("li", {}, ...cutText(text, false)));
   if (question.more_references > 0) {
     references.push(element("li", {}, element("em", {}, `${question.more_references} more`)));
@@ -105,17 +107,18 @@ function questions(root, data) {
   let open;
   return () => {
     find.value = view.find ?? "";
-    const question = data.shown[view.question];
+    const question = /^\d+$/.test(view.question) ? data.shown[view.question] : undefined;
+    const shown = data.shown.map((own, index) => [own, index, answersOf(own, setupOf)])
+      .filter(([own]) => fits(own));
     page.hidden = question === undefined;
     page.replaceChildren();
     if (question) {
-      page.append(...questionPage(question, Number(view.question), data.shown.length, setupOf));
+      const indexes = shown.map(([, index]) => index);
+      page.append(...questionPage(question, Number(view.question), indexes, setupOf));
       // The question stands at the prompt's end.
       const prompt = page.querySelector("pre");
       prompt.scrollTop = prompt.scrollHeight;
     }
-    const shown = data.shown.map((own, index) => [own, index, answersOf(own, setupOf)])
-      .filter(([own]) => fits(own));
     const of = (answers, full) => answers.filter((answer) => setupOf(answer).full === full);
     list.replaceChildren(tableOf("list", [
       ["question", ([own, index]) =>

@@ -8,14 +8,12 @@ use super::lines::{Panel, Point, Series};
 use super::policies::Policies;
 use crate::families::{self, FAMILIES};
 use crate::format::{self, Kind};
-use crate::interval::Estimate;
-use crate::record::{group_by, metric};
 
 const CAPTION: &str = "Mean of the tasks' averages against the bytes held once the prompt is \
-    compressed; a line a policy, a point a budget. Every plot has the full cache's point, and its \
-    level. Look for lines that stay high to the left. A point far right of its budget says that a \
-    policy's metadata and state, or its rounding, take the bytes. Point at a mark for its policy, \
-    budget, score and bytes.";
+    compressed; a line a policy, a point a budget. A policy has no point at a budget where it \
+    lacks a task. Every plot has the full cache's point, and its level. Look for lines that stay \
+    high to the left. A point far right of its budget says that a policy's metadata and state, or \
+    its rounding, take the bytes. Point at a mark for its policy, budget, score and bytes.";
 
 /// The figure; `None` where the full cache did not run, or nothing ran beside it.
 ///
@@ -24,10 +22,7 @@ const CAPTION: &str = "Mean of the tasks' averages against the bytes held once t
 pub(super) fn figure(answers: &Answers<'_>, policies: &Policies) -> anyhow::Result<Option<Figure>> {
     let full_bytes = answers.full_bytes();
     let point = |setup: &Setup<'_>| {
-        let scored = setup.records.iter().copied().filter(|r| r.metric == metric::SCORE);
-        let tasks = group_by(scored, |r| r.case.task.as_deref());
-        let groups: Vec<_> = tasks.into_iter().map(|(_, records)| records).collect();
-        let y = Estimate::of_groups(&groups, metric::SCORE)?;
+        let y = setup.average().filter(|_| !answers.lacks_tasks(setup))?;
         let [bytes, full] = setup.bytes(&full_bytes);
         let x = Some(bytes / full).filter(|share| share.is_finite())?;
         let budget = setup.budget.map(|budget| format!(" at {}", format::budget(Some(budget))));
@@ -113,6 +108,12 @@ mod tests {
         assert_eq!(html.matches("<title>full: 100.0 %, 0.977 KiB held").count(), 2);
         let text = "<title>snapkv at 50 %: 62.5 % ± ";
         assert_eq!(html.matches(text).count(), 1, "{html}");
+        // Means over fewer tasks do not compare.
+        let of_h2o = |r: &&Record| r.policy == "cis" && r.case.task.as_deref() == Some("sums");
+        let fewer: Vec<&Record> = records.iter().copied().filter(|r| !of_h2o(r)).collect();
+        let html = figure(&Answers::of(&fewer), &policies).unwrap().unwrap().html;
+        assert_eq!(html.matches("<svg viewBox=\"0 0 740").count(), 1);
+        assert!(!html.contains("<title>cis at") && html.contains("where it lacks a task."));
         let alone: Vec<&Record> = records.iter().copied().filter(|r| r.policy == "full").collect();
         assert!(figure(&Answers::of(&alone), &policies).unwrap().is_none());
         let lacking: Vec<&Record> =

@@ -161,7 +161,8 @@ fn measure(
         for rounds in ROUNDS {
             let budget = WINDOW + ((tokens - WINDOW) >> rounds);
             let config = json!({
-                "policy": "balancekv", "budget": budget, "block": block, "sinks": WINDOW, "recents": 0,
+                "policy": "balancekv", "budget": budget, "block": block, "sinks": WINDOW,
+                "recents": 0,
             });
             let policy_run = PolicyRun::of(&config)?;
             let mut measured = Measured { block, rounds, errors: Vec::new(), seconds: Vec::new() };

@@ -22,8 +22,8 @@ pub(crate) struct ByBatch {
     pub(crate) size: Sizes<Size>,
     /// The configurations of the policies, the full cache first.
     pub(crate) policies: fn() -> Vec<Value>,
-    /// The paper's rates: a name, the batch, tokens a second. They stand beside ours at the paper's
-    /// sizes.
+    /// The paper's rates: a name, the batch, tokens a second. They stand beside ours of the
+    /// figure's own model at the paper's sizes.
     pub(crate) published: &'static [(&'static str, usize, f64)],
     /// More that is recorded of the figure of this name from the runs.
     pub(crate) more: fn(&mut ModelBench<'_>, &str, &Size, &Runs),
@@ -85,7 +85,7 @@ impl Memory {
 pub(crate) type Runs = Vec<(PolicyRun, Vec<Run>)>;
 
 /// Runs a figure's policies as far as `--policy` names them; without `--memory-cap` they have
-/// `gib`.
+/// `gib`. Published rates stand beside ours where the model is the figure's `own`.
 ///
 /// # Errors
 /// Where a policy or the device refuses, and where not one sequence fits.
@@ -95,6 +95,7 @@ pub(crate) fn run(
     figure: &ByBatch,
     options: &PaperOptions,
     gib: f64,
+    own: bool,
 ) -> anyhow::Result<()> {
     let quick = bench.common.quick;
     let size = figure.size.of(quick).within(bench.model.config().max_positions)?;
@@ -145,7 +146,7 @@ pub(crate) fn run(
     progress.finish();
     record(bench, name, &size, &all);
     // Times of quick forms compare with no published time.
-    for &(label, batch, rate) in figure.published.iter().filter(|_| !quick) {
+    for &(label, batch, rate) in figure.published.iter().filter(|_| own && !quick) {
         let case = case(name, &size, "by batch", batch);
         bench.record(SUITE, &case, (label, None), metric::DECODE_TOKENS_PER_SECOND, rate);
     }

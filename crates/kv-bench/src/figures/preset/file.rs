@@ -18,7 +18,8 @@ pub(super) struct PresetFile {
     pub(super) budgets: Vec<Budget>,
     /// At most so many new tokens, in place of the tasks' own numbers.
     pub(super) new_tokens: Option<usize>,
-    /// Solved examples before each question, in place of the tasks' own numbers.
+    /// Solved examples before each question of the tasks that have examples, in place of their own
+    /// numbers.
     pub(super) few_shot: Option<usize>,
     /// At most so many questions of each task.
     pub(super) limit: Option<usize>,
@@ -148,7 +149,7 @@ impl PresetFile {
     }
 
     /// The paper's model whose numbers stand beside those of a model: the one that is `asked` for,
-    /// the model itself, or the paper's first.
+    /// the model itself, or the first of the preset's file.
     ///
     /// # Errors
     /// Where the paper has no model that is asked for.

@@ -22,7 +22,7 @@ use crate::options::{Chat, Common, Evaluate, PaperOptions, PresetOptions};
 use crate::policy_runs::PolicyRun;
 use crate::prompts::Mode;
 use crate::record::FULL;
-use crate::suites::evaluate;
+use crate::suites::evaluate::{self, Measured};
 use beside::{Scores, Table};
 use file::{Column, PresetFile};
 
@@ -107,13 +107,13 @@ impl Preset {
         let mut scores = Scores::new(&columns, settings.mode == Mode::Both);
         let measured =
             evaluate::measure(bench, &settings, &policy_runs, &mut |graded| scores.add(graded));
-        let left_out =
+        let measured =
             measured.map_err(|error| match error.chain().any(|cause| cause.is::<TaskError>()) {
                 true => anyhow!("{error:#}; {DATA}"),
                 false => error,
             })?;
-        let mut changed = changed(&paper, &bench.common, options);
-        if left_out > 0 {
+        let mut changed = changed(&paper, &bench.common, options, &settings, &measured)?;
+        if measured.left_out > 0 {
             changed.push("long questions are left out".into());
         }
         if !is_it {
@@ -177,7 +177,8 @@ fn settings(
         length: own.length,
         limit: options.limit.or(quick.then_some(QUICK_QUESTIONS)).or(paper.limit),
         text: None,
-        few_shot: own.few_shot.or(paper.few_shot),
+        few_shot: own.few_shot,
+        few_shot_where_taken: paper.few_shot,
         mode: options.mode.unwrap_or(Mode::QuestionAware),
         new_tokens: own.new_tokens.or(quick.then_some(QUICK_TOKENS)).or(paper.new_tokens),
         stop: Vec::new(),
@@ -250,19 +251,35 @@ fn fit(bench: &ModelBench<'_>, paper: &PresetFile, settings: &mut Evaluate) -> a
 }
 
 /// What options change of the paper's setting, in words.
-fn changed(paper: &PresetFile, common: &Common, options: &PaperOptions) -> Vec<String> {
+fn changed(
+    paper: &PresetFile,
+    common: &Common,
+    options: &PaperOptions,
+    settings: &Evaluate,
+    measured: &Measured,
+) -> anyhow::Result<Vec<String>> {
     let own = &options.preset;
-    let few = common.quick || options.limit.is_some_and(|limit| paper.limit != Some(limit));
-    [
-        (few, "questions are few"),
+    let most = measured.most_questions;
+    // Two limits beyond all questions are one.
+    let count = settings.limit != paper.limit
+        && (settings.limit.is_some_and(|limit| most >= limit)
+            || paper.limit.is_some_and(|limit| most > limit));
+    let mut examples = false;
+    if own.few_shot.is_some() && own.few_shot != paper.few_shot {
+        for name in &settings.task {
+            examples |= Task::named(name)?.takes_examples();
+        }
+    }
+    let budgets = common.budget.iter().flatten().any(|budget| !paper.budgets.contains(budget));
+    let changed = [
+        (count, "another number of questions"),
         (common.quick || own.new_tokens.is_some(), "answers have another length"),
         (own.length.is_some(), "prompts have another length"),
-        (own.few_shot.is_some_and(|own| paper.few_shot != Some(own)), "examples are other ones"),
+        (examples, "examples are other ones"),
         (own.chat.is_some(), "--chat says how questions are asked"),
-        (options.mode.is_some_and(|mode| mode != Mode::QuestionAware), "the mode is another"),
-    ]
-    .into_iter()
-    .filter(|(is, _)| *is)
-    .map(|(_, what)| what.into())
-    .collect()
+        (settings.samples > 1, "questions have several answers"),
+        (settings.mode != Mode::QuestionAware, "the mode is another"),
+        (budgets, "budgets are others"),
+    ];
+    Ok(changed.into_iter().filter(|(is, _)| *is).map(|(_, what)| what.into()).collect())
 }

@@ -127,7 +127,7 @@ fn the_paper_s_numbers_stand_beside_ours() {
     for part in [
         "(needle-1m, not the paper&#39;s model)",
         "PrHS, table II, of meta-llama/Llama-2-7b-chat-hf; no differences: the model is \
-         needle-1m; questions are few; answers have another length",
+         needle-1m; another number of questions; answers have another length",
         "22.97 %",
     ] {
         assert!(report.contains(part), "{part}");
@@ -148,6 +148,12 @@ fn the_paper_s_numbers_stand_beside_ours() {
     assert_eq!((ours.len(), &published[..]), (2, &[0.3821][..]));
     assert_eq!(difference, [ours.iter().sum::<f64>() / 2.0 - 0.3821]);
     assert!(!report.contains("no differences") && !report.contains("not the paper&#39;s model"));
+    // A limit that leaves no question out is the paper's setting, and other budgets are not.
+    let (_, report) = run(&format!("{line} --limit 3 --few-shot 0")).unwrap();
+    assert!(!report.contains("no differences"));
+    let (_, report) = run(&format!("{line} --limit 2 --budget 64 --samples 2")).unwrap();
+    let why = "another number of questions; questions have several answers; budgets are others";
+    assert!(report.contains(&format!("no differences: {why}")));
     // Another model's numbers are no setting of this one's.
     let line = format!("{line} --published Meta-Llama-3-70B");
     let (records, report) = run(&line).unwrap();

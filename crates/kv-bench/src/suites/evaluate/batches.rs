@@ -3,9 +3,9 @@
 use super::asked::Asked;
 
 /// The questions in batches of at most `most`, by their numbers: neighbours in length, so that
-/// short ones do not wait for long ones. Questions that are appended to a compressed context are of one
-/// length in a batch, as a step appends a token to every sequence; those without a context are left
-/// out then.
+/// short ones do not wait for long ones. Questions that are appended to a compressed context are of
+/// one length in a batch, as a step appends a token to every sequence; those without a context are
+/// left out then.
 pub(super) fn batches(asked: &[Asked], aware: bool, most: usize) -> Vec<Vec<usize>> {
     let sizes: Vec<Option<[usize; 2]>> = asked
         .iter()

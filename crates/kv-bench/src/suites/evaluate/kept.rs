@@ -61,7 +61,8 @@ impl Counts {
     fn add(&mut self, positions: &[i32]) {
         self.heads += 1;
         for &position in positions {
-            let stretch = position as usize * self.slots.len() / self.tokens.max(1);
+            let Ok(position) = usize::try_from(position) else { continue };
+            let stretch = position * self.slots.len() / self.tokens.max(1);
             if let Some(slots) = self.slots.get_mut(stretch) {
                 *slots += 1;
             }
@@ -115,7 +116,7 @@ mod tests {
         }
         // Positions that the prompt does not have.
         let mut counts = Counts::new(5);
-        counts.add(&[-1, 5, 6]);
+        counts.add(&[-1, i32::MIN, 5, 6]);
         assert_eq!(counts.strip(), "00000");
     }
 }

@@ -19,11 +19,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 use kv_core::counted;
 use kv_models::{Model, Request, Sampling, Session, Tokenizer, generate_from};
 use kv_policies::Policy;
-use kv_tasks::{Question, QuestionOptions, Task, Tokens};
+use kv_tasks::{Question, QuestionOptions, Task, TaskError, Tokens};
 
 use crate::bench::ModelBench;
 use crate::options::{Chat, Evaluate};
@@ -60,11 +60,35 @@ pub(crate) struct Graded<'a> {
 /// Where a task, a model, a policy or the file of answers refuses.
 pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Evaluate) -> anyhow::Result<()> {
     let policy_runs = bench.common.policy_runs(&BUDGETS)?;
-    measure(bench, options, &policy_runs, &mut |_| Ok(())).map(drop)
+    let measured = measure(bench, options, &policy_runs, &mut |_| Ok(()));
+    measured.map(drop).map_err(|error| match error.chain().any(wants_folder) {
+        true => anyhow!("{error:#}; --data FOLDER names it"),
+        false => error,
+    })
 }
 
-/// Records the answers of some policies, and shows each of them to `see`. The number of questions
-/// comes back that the model has no positions for.
+/// Whether an error is one that a folder of data sets would help against.
+fn wants_folder(error: &(dyn std::error::Error + 'static)) -> bool {
+    matches!(
+        error.downcast_ref(),
+        Some(
+            TaskError::Offline { .. }
+                | TaskError::NotInDataSet { .. }
+                | TaskError::Unavailable { .. }
+                | TaskError::NoFolder { .. }
+        )
+    )
+}
+
+/// Questions that were asked.
+pub(crate) struct Measured {
+    /// Questions that are left out, as the model has no positions for them.
+    pub(crate) left_out: usize,
+    /// The most questions that a task gave, with those that are left out.
+    pub(crate) most_questions: usize,
+}
+
+/// Records the answers of some policies, and shows each of them to `see`.
 ///
 /// # Errors
 /// As [`run`], and the errors of `see`.
@@ -73,12 +97,14 @@ pub(crate) fn measure(
     options: &Evaluate,
     policy_runs: &[PolicyRun],
     see: &mut dyn FnMut(&Graded<'_>) -> anyhow::Result<()>,
-) -> anyhow::Result<usize> {
+) -> anyhow::Result<Measured> {
     options.sampling().validate()?;
     if let Some(path) = &options.tokenizer {
+        let name = bench.model.name();
+        ensure!(bench.model.tokenizer().is_none(), "--tokenizer: {name} has a tokenizer");
         bench.model.set_tokenizer(Tokenizer::from_file(path)?);
     }
-    let (asked, left_out) = questions(bench, options)?;
+    let (asked, measured) = questions(bench, options)?;
     let longest = asked.iter().map(Asked::tokens).max().unwrap_or_default();
     bench.remark(policy_runs, longest)?;
     let path = match &options.answers {
@@ -132,7 +158,7 @@ pub(crate) fn measure(
     }
     bench.show(shown);
     bench.note(format!("answers, one JSON line each: {}", path.display()));
-    Ok(left_out)
+    Ok(measured)
 }
 
 /// `kv-bench/evaluate-MODEL.jsonl` in cargo's target folder, or in the current folder's `target`.
@@ -168,12 +194,11 @@ impl Tokens for ModelTokens<'_> {
     }
 }
 
-/// The questions of all tasks, as the model is asked them, and the number of questions that are too
-/// long for it.
+/// The questions of all tasks, as the model is asked them, and how many there are.
 fn questions(
     bench: &mut ModelBench<'_>,
     options: &Evaluate,
-) -> anyhow::Result<(Vec<Asked>, usize)> {
+) -> anyhow::Result<(Vec<Asked>, Measured)> {
     let model = &bench.model;
     let wanted = QuestionOptions {
         folder: options.data.clone(),
@@ -181,23 +206,18 @@ fn questions(
         limit: options.limit,
         seed: bench.common.seed,
         text: options.text.clone(),
-        few_shot: options.few_shot,
+        few_shot: None,
     };
-    let (mut all, mut notes, mut left_out) = (Vec::new(), Vec::new(), 0);
-    for name in &options.task {
-        let mut task = task_of(name)?;
-        let known = all.iter().any(|own: &Asked| own.task.name == task.name);
-        ensure!(!known, "{name}: another task of this run has the name {} too", task.name);
-        if let Some(tokens) = options.new_tokens {
-            task.max_new_tokens = tokens;
-        }
-        task.stop.extend(options.stop.iter().cloned());
-        task.chat = options.chat.map_or(task.chat, Chat::wanted);
-        task.system = options.system.clone().or(task.system);
-        let task = Arc::new(task);
+    let tasks = tasks(options)?;
+    let (mut all, mut notes) = (Vec::new(), Vec::new());
+    let mut measured = Measured { left_out: 0, most_questions: 0 };
+    for (name, task) in options.task.iter().zip(tasks) {
+        let own = task.takes_examples().then_some(options.few_shot_where_taken).flatten();
+        let wanted = QuestionOptions { few_shot: options.few_shot.or(own), ..wanted.clone() };
         let questions =
             task.questions(&wanted, &ModelTokens(model)).with_context(|| name.clone())?;
         ensure!(!questions.is_empty(), "{name}: no questions");
+        measured.most_questions = measured.most_questions.max(questions.len());
         let mut skipped = 0;
         for question in questions {
             let asked = Asked::new(model, &task, question, &options.chat_variable)?;
@@ -215,11 +235,33 @@ fn questions(
                 counted(skipped, "question")
             ));
         }
-        left_out += skipped;
+        measured.left_out += skipped;
     }
     notes.into_iter().for_each(|note| bench.note(note));
     ensure!(!all.is_empty(), "no question fits into the model's positions");
-    Ok((all, left_out))
+    Ok((all, measured))
+}
+
+/// The tasks as the options change them.
+fn tasks(options: &Evaluate) -> anyhow::Result<Vec<Arc<Task>>> {
+    let mut all: Vec<Arc<Task>> = Vec::new();
+    for name in &options.task {
+        let mut task = task_of(name)?;
+        let known = all.iter().any(|own| own.name == task.name);
+        ensure!(!known, "{name}: another task of this run has the name {} too", task.name);
+        if let Some(tokens) = options.new_tokens {
+            task.max_new_tokens = tokens;
+        }
+        task.stop.extend(options.stop.iter().cloned());
+        task.chat = options.chat.map_or(task.chat, Chat::wanted);
+        task.system = options.system.clone().or(task.system);
+        all.push(Arc::new(task));
+    }
+    ensure!(
+        options.chat_variable.is_empty() || all.iter().any(|task| task.chat),
+        "--chat-variable: no question goes through a chat template; add --chat template"
+    );
+    Ok(all)
 }
 
 /// A task by its name, or from a file of questions or a TOML file.
@@ -231,7 +273,7 @@ fn task_of(name: &str) -> anyhow::Result<Task> {
             Task::from_toml(&text).with_context(|| name.to_string())?
         }
         Some("json" | "jsonl" | "parquet" | "csv") => Task::of_file(&path)?,
-        _ => Task::named(name)?,
+        _ => Task::named(name).map_err(|error| anyhow!("{error} `kv-bench list` names all"))?,
     })
 }
 
@@ -528,6 +570,22 @@ mod tests {
             let line = ["evaluate", "--policy", "full", "--answers", answers, "--task", task];
             let error = format!("{:#}", ran(&line).unwrap_err());
             assert!(error.contains(part), "{task}: {error}");
+        }
+        let task = folder.path().join("needles.jsonl");
+        questions(&task);
+        let tokenizer =
+            concat!(env!("CARGO_MANIFEST_DIR"), "/../kv-models/assets/needle-1m/tokenizer.json");
+        let raw = task.to_str().unwrap();
+        for (task, option, value, part) in [
+            (raw, "--tokenizer", tokenizer, "--tokenizer: needle-1m has a tokenizer"),
+            (raw, "--chat-variable", "thinking=false", "add --chat template"),
+            (raw, "--few-shot", "2", "\"needles\" has 0 solved examples, expected at least 2"),
+            ("gsm", "--samples", "1", "did you mean \"gsm8k\"? `kv-bench list` names all"),
+            ("loogle/shortdep_qa", "--samples", "1", "--data FOLDER names it"),
+        ] {
+            let line = ["evaluate", "--policy", "full", "--answers", answers, "--task", task];
+            let error = format!("{:#}", ran(&[&line[..], &[option, value]].concat()).unwrap_err());
+            assert!(error.contains(part), "{task} {option}: {error}");
         }
     }
 }
