@@ -92,7 +92,9 @@ mod tests {
         assert!(sentence(&[]).contains("--json"));
         let records = (LeftKind::Records, PathBuf::from("a.json.partial"));
         let answers = (LeftKind::Answers, PathBuf::from("b.jsonl"));
-        assert!(sentence(&[records.clone()]).ends_with("--merge reads: a.json.partial"));
+        assert!(
+            sentence(std::slice::from_ref(&records)).ends_with("--merge reads: a.json.partial")
+        );
         assert_eq!(
             sentence(&[records, answers]),
             "answers so far, from which this command goes on: b.jsonl; records so far, which \

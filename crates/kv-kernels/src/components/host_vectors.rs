@@ -140,7 +140,7 @@ fn exponential<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     // Added to a number below 2^22, it leaves the number rounded in the low bits.
     const ROUND: f32 = 12_582_912.0;
     // ln 2 in two parts: the first has few digits, so that its multiples are exact.
-    const LN_2: [f32; 2] = [0.693_359_375, -2.121_944_4e-4];
+    const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
     const POLYNOMIAL: [f32; 6] =
         [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
     // Between them, 2^n is a normal number.

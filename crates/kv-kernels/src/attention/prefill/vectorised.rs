@@ -76,7 +76,7 @@ impl Prompt<'_> {
             });
         let blocks: Vec<Block<'_>> = rows.collect();
         let arch = Arch::new();
-        let counted: Vec<(usize, Vec<(Range<usize>, Vec<f32>)>)> = blocks
+        let counted: Vec<(usize, Vec<RangeSums>)> = blocks
             .into_par_iter()
             .with_max_len(1)
             .map(|block| (block.head, arch.dispatch(block)))
@@ -93,6 +93,9 @@ impl Prompt<'_> {
     }
 }
 
+/// Column sums of the keys in a range.
+type RangeSums = (Range<usize>, Vec<f32>);
+
 /// Some queries of a head.
 struct Block<'a> {
     prompt: &'a Prompt<'a>,
@@ -108,7 +111,7 @@ struct Block<'a> {
 
 impl WithSimd for Block<'_> {
     /// Column sums of the counted queries, by ranges of keys.
-    type Output = Vec<(Range<usize>, Vec<f32>)>;
+    type Output = Vec<RangeSums>;
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> Self::Output {
