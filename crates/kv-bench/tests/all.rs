@@ -1,4 +1,5 @@
 //! All crates' integration tests in one executable, small enough to carry to another machine.
+#![allow(clippy::duplicate_mod, reason = "the tests of two crates share a file")]
 
 #[path = "../../kv-core/tests/lib.rs"]
 mod kv_core_tests;
