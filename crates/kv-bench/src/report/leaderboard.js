@@ -135,10 +135,10 @@ function columns(data) {
       cell: text((row) => row.setup.label) },
     { value: (row) => row.average.mean, down: true,
       cell: (row) => averageCell(row.average, row.setup.class) },
-    ...tasks,
     number((row) => row.bytes, false, bytes),
     number((row) => row.share, false, percent),
     number((row) => row.speed, true, significant),
+    ...tasks,
   ];
 }
 

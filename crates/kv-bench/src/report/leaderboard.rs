@@ -46,8 +46,8 @@ pub(super) fn html(answers: &Answers<'_>, policies: &Policies) -> String {
     let more = ["bytes held", "of full", "tokens/s"].map(String::from);
     let heads: String = heads
         .into_iter()
-        .chain(tasks)
         .chain(more)
+        .chain(tasks)
         .map(|head| format!(r#"<th scope="col">{head}</th>"#))
         .collect();
     let rows = rows(answers);
@@ -133,8 +133,8 @@ impl<'a> Row<'a> {
         format!(
             r#"<tr><td>{rank}</td><th scope="row"><i class="dot {class}"></i>{name}</th>
 <td>{family}</td><td>{budget}</td>
-<td><div class="average">{bar}<span>{average}</span> <small>{interval}</small></div></td>{tasks}
-<td>{bytes}</td><td>{of_full}</td><td>{speed}</td></tr>
+<td><div class="average">{bar}<span>{average}</span> <small>{interval}</small></div></td>
+<td>{bytes}</td><td>{of_full}</td><td>{speed}</td>{tasks}</tr>
 "#,
             family = setup.family(),
             bar = bar(&self.average, &class),

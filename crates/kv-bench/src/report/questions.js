@@ -54,7 +54,7 @@ function answerTable(answers, setupOf, several) {
     ["budget", (own) => setupOf(own).label],
     ...optional.filter(([name]) => several(name)),
     ["score", (own) => element(own.score === 1 ? "b" : "span", {}, percent(own.score))],
-    ["output", (own) => cutText(own.output, false), "output"],
+    ["output", (own) => element("div", {}, ...cutText(own.output, false)), "output"],
     ["held of the prompt", (own) => strip(own.kept), "held"],
     ["tokens", (own) => String(own.tokens)],
     ["ended by", (own) => own.finish],
