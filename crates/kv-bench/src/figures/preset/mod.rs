@@ -1,7 +1,7 @@
 //! Presets: a paper's own tasks, answered and graded by `evaluate` with the paper's policies and
 //! settings, and the paper's numbers beside ours.
 //!
-//! Settings and numbers are data, a TOML file each in `assets/papers` ([`file`]).
+//! Settings and numbers are data, a TOML file each in `assets/papers` ([`mod@file`]).
 
 mod beside;
 mod file;
