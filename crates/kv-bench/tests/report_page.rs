@@ -125,7 +125,7 @@ fn the_report_works_in_a_browser() {
     let ranks: Vec<&str> = drop.iter().map(|row| row[0].as_str()).collect();
     assert_eq!((drop.len(), ranks[0], ranks[1]), (1 + 3, "–", "1"), "{drop:?}");
     assert!(drop[1..].iter().all(|row| row[2] == "drop" && row[3] == "25 %" && row[8] == "–"));
-    // The average is that of the one task.
+    // The average of one task is its mean.
     let alone = |row: &Vec<String>| row[4].starts_with(&row[9]);
     assert!(drop.iter().all(alone), "{drop:?}");
     let sorted = rows(&opened(browser, &report, "#sort=-5"), "board");
@@ -136,7 +136,7 @@ fn the_report_works_in_a_browser() {
     let list = rows(&opened(browser, &report, "#find=door"), "list");
     assert_eq!(list.len(), 5);
     assert_eq!(list[0][..2], ["&lt;b&gt;0&lt;/b&gt;", "needles first"]);
-    // What is no number opens no question, and the links go through those that the view shows.
+    // A word opens no question, and links go through the questions that the view shows.
     assert_eq!(rows(&opened(browser, &report, "#question=length"), "list").len(), 5);
     let page = opened(browser, &report, "#task=needles+rest");
     let link = "href=\"#task=needles+rest&amp;question=";

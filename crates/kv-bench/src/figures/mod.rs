@@ -329,7 +329,7 @@ impl Paper {
         let name = figure.name;
         let on_cpu = device_name == CPU && !common.quick && figure.wants_gpu;
         if figure.preset().is_some() {
-            // The paper's model alone is what a CPU cannot run.
+            // A CPU runs every model in reasonable time but the paper's.
             let model = figure.model(None, false).unwrap_or_default();
             ensure!(
                 !on_cpu || common.model.is_some(),

@@ -20,7 +20,7 @@ pub(crate) struct Page<'a> {
     pub(crate) title: &'a str,
     /// Notes above the numbers.
     pub(crate) notes: &'a [String],
-    /// The records, those of this run first.
+    /// The records. This run's records stand before merged ones.
     pub(crate) records: &'a [Record],
     /// The table before all others, if there is one.
     pub(crate) first: Option<&'a Table>,
@@ -70,7 +70,7 @@ fn html(page: &Page<'_>) -> anyhow::Result<String> {
             if !over.ends_with(": ") && !means.contains(&over) {
                 means.push(over);
             }
-            // The first setting is that of this run's records.
+            // This run's records have the first setting.
             let questions = if i == 0 { questions } else { &[] };
             let (id, links, section) = suite_section(suite, &records, questions, &policies, i)?;
             contents += &format!(r##"<li><a href="#{id}">{heading}</a>{links}</li>"##);

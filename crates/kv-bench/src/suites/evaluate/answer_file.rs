@@ -245,7 +245,7 @@ mod tests {
         assert!(file.get(&answer("2", 0).key).is_none());
         drop(file);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), whole);
-        // A line of a version that did not write what was kept.
+        // Earlier versions wrote lines without `kept`.
         std::fs::write(&path, whole.replace(",\"kept\":\"0f8\"", "")).unwrap();
         assert_eq!(AnswerFile::open(&path).unwrap().get(&key).unwrap().kept, None);
         std::fs::write(&path, "{}\n".to_string() + &whole).unwrap();

@@ -1,4 +1,5 @@
-//! The ops on heads in plain loops, over rows on all cores: the CPU path, and the oracle of the kernels' tests.
+//! The ops on heads in plain loops, over rows on all cores: the CPU path, and the oracle of the
+//! kernels' tests.
 
 use rayon::prelude::*;
 
