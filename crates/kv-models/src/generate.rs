@@ -152,7 +152,7 @@ pub fn generate(
 /// The errors of [`generate`]; [`ModelError::UnequalPrompts`] for another number of requests than
 /// sequences, and for questions of different lengths.
 pub fn generate_from(
-    mut session: Session<'_>,
+    session: Session<'_>,
     requests: &[Request],
     mut on_event: impl FnMut(&Event) -> ControlFlow<()>,
 ) -> Result<GeneratedBatch> {
@@ -163,10 +163,8 @@ pub fn generate_from(
     let questions: Vec<&[u32]> = requests.iter().map(|request| &request.question[..]).collect();
     let compressed = session.memory();
     let kept_bytes = session.live_bytes();
-    if questions.iter().any(|question| !question.is_empty()) {
-        session.append_question(&questions)?;
-    }
     let mut decoder = session.decoder(&samplings)?.overlapped();
+    decoder.append_question(&questions)?;
     for (row, sequence) in running.iter().enumerate() {
         if sequence.finish.is_some() {
             decoder.end(row)?;

@@ -72,6 +72,12 @@ fn recorded_steps_give_the_tokens_of_launched_ones() {
             // What goes is merged.
             (json!({"policy": "keepkv", "evictor": "h2o", "budget": 64}), long),
             (json!({"policy": "keepkv", "budget": 64}), 60),
+            (json!({"policy": "d2o", "budget": 64}), 60),
+            (json!({"policy": "d2o", "budget": 64, "official": true}), 60),
+            (json!({"policy": "cam", "budget": 64}), 60),
+            // The host merges and halves between recorded steps.
+            (json!({"policy": "kvmerger", "budget": 64, "interval": 16}), 60),
+            (json!({"policy": "balancekv-stream", "budget": 96, "batch": 16}), 60),
             // What is read is chosen on the device; HShare's lists go from layer to layer.
             (json!({"policy": "quest", "budget": 64}), long),
             (json!({"policy": "top-k-oracle", "budget": 64}), 60),

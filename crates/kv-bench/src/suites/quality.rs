@@ -2,7 +2,7 @@
 
 use anyhow::{Context, ensure};
 use kv_core::MemoryReport;
-use kv_models::Session;
+use kv_models::{Sampling, Session};
 use kv_policies::Reads;
 
 use super::next_token::{Judged, judge_answer, rows};
@@ -142,17 +142,17 @@ fn answer(
     let mut full = Vec::new();
     sessions
         .into_iter()
-        .map(|mut session| {
+        .map(|session| {
             let kept = session.memory();
             let votes = Votes::of_session(&session)?;
-            if !question.is_empty() {
-                session.append_question(&[&question])?;
-            }
-            let before = session.append(&[&answer])?;
+            let mut decoder = session.decoder(&[Sampling::greedy()])?;
+            decoder.append_question(&[&question])?;
+            let before = decoder.append(&[&answer])?;
+            let session = decoder.session();
             // State that a policy makes at its first step counts; tokens behind the prompt do not.
             let memory = MemoryReport { policy: session.memory().policy, ..kept };
             let logits = rows(before)?;
-            let reads = reads_of(&session)?;
+            let reads = reads_of(session)?;
             if full.is_empty() {
                 full.clone_from(&logits);
             }

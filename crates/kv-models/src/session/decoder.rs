@@ -229,6 +229,33 @@ impl<'a> Decoder<'a> {
     /// [`ModelError::TokenOutOfRange`], [`ModelError::PromptTooLong`], [`ModelError::StepInFlight`]
     /// where a step has begun ahead of the host, and the errors of the policy. Logits may be NaN.
     pub fn append(&mut self, tokens: &[&[u32]]) -> Result<Vec<Tensor<2>>> {
+        let count = self.check_append(tokens)?;
+        if self.session.policy.capabilities().changes_decode {
+            let mut before = Vec::with_capacity(count);
+            // Copies: a recorded step writes every step's logits into the same place.
+            let mut keep = |logits: &Tensor<2>| before.push(logits.clone().mul_scalar(1.0));
+            self.append_by_steps(tokens, count, &mut keep)?;
+            Ok(before)
+        } else {
+            self.append_at_once(tokens, count, |session| session.append(tokens))
+        }
+    }
+
+    /// [`Self::append`] of tokens whose own logits nobody wants, such as a question.
+    ///
+    /// # Errors
+    /// The errors of [`Self::append`].
+    pub fn append_question(&mut self, tokens: &[&[u32]]) -> Result<()> {
+        let count = self.check_append(tokens)?;
+        if self.session.policy.capabilities().changes_decode {
+            self.append_by_steps(tokens, count, &mut |_| {})
+        } else {
+            self.append_at_once(tokens, count, |session| session.append_question(tokens))
+        }
+    }
+
+    /// The number of tokens that every row appends.
+    fn check_append(&self, tokens: &[&[u32]]) -> Result<usize> {
         if self.failed {
             return Err(ModelError::DecoderFailed);
         }
@@ -246,48 +273,68 @@ impl<'a> Decoder<'a> {
             }
             self.session.model.llama().check_tokens(row)?;
         }
-        if count == 0 {
-            return Ok(Vec::new());
+        if count > 0 {
+            self.session.model.llama().check_positions(&self.session.cache, count)?;
         }
-        self.session.model.llama().check_positions(&self.session.cache, count)?;
-        if self.unread.is_none() {
-            if self.drawn == 0 {
-                // The first draw moves positions to the first token's.
-                let _work = device_work();
-                self.unread = Some(self.draw()?);
-            } else {
-                // The last token drawn is in no cache, and is replaced.
-                for history in self.session.history.iter_mut().flatten() {
-                    history.pop();
-                }
+        Ok(count)
+    }
+
+    /// Makes sure that the next token is drawn already, so that appended tokens replace it.
+    fn draw_to_replace(&mut self) -> Result<()> {
+        if self.unread.is_some() {
+            return Ok(());
+        }
+        if self.drawn == 0 {
+            // The first draw moves positions to the first token's.
+            let _work = device_work();
+            self.unread = Some(self.draw()?);
+        } else {
+            // The last token drawn is in no cache, and is replaced.
+            for history in self.session.history.iter_mut().flatten() {
+                history.pop();
             }
         }
-        if !self.session.policy.capabilities().changes_decode {
-            return self.append_at_once(tokens, count);
-        }
-        let mut before = Vec::with_capacity(count);
+        Ok(())
+    }
+
+    /// Appends tokens of equal number step by step, and shows the logits before each.
+    fn append_by_steps(
+        &mut self,
+        tokens: &[&[u32]],
+        count: usize,
+        before: &mut dyn FnMut(&Tensor<2>),
+    ) -> Result<()> {
         for index in 0..count {
+            self.draw_to_replace()?;
             let step: Vec<u32> = tokens.iter().map(|row| row[index]).collect();
             let work = device_work();
-            // A copy: a recorded step writes every step's logits into the same place.
-            before.push(self.session.logits.clone().mul_scalar(1.0));
+            before(&self.session.logits);
             self.state.force(&step)?;
             drop(work);
             self.unread = Some(self.decode()?);
             self.session.remember(&step);
         }
-        Ok(before)
+        Ok(())
     }
 
     /// Appends tokens of equal number by one pass over them all.
-    fn append_at_once(&mut self, tokens: &[&[u32]], count: usize) -> Result<Vec<Tensor<2>>> {
+    fn append_at_once<T: Default>(
+        &mut self,
+        tokens: &[&[u32]],
+        count: usize,
+        append: impl FnOnce(&mut Session<'_>) -> Result<T>,
+    ) -> Result<T> {
+        if count == 0 {
+            return Ok(T::default());
+        }
+        self.draw_to_replace()?;
         // The cache may have other tensors behind it than the recorded ones.
         if let Some(stages) = &mut self.stages {
             stages.values_mut().for_each(|stage| *stage = Stage::Counting(WARM_UP));
         }
         let _work = device_work();
         self.failed = true;
-        let before = self.session.append(tokens)?;
+        let appended = append(&mut self.session)?;
         if let Some(penalty) = &mut self.penalty {
             for index in 0..count {
                 let step: Vec<u32> = tokens.iter().map(|row| row[index]).collect();
@@ -298,7 +345,7 @@ impl<'a> Decoder<'a> {
         self.state.skip(count - 1)?;
         self.unread = Some(self.draw()?);
         self.failed = false;
-        Ok(before)
+        Ok(appended)
     }
 
     /// Whether there can be another step, without the host.

@@ -170,12 +170,14 @@ impl Key {
     /// A seed for the numbers that this answer alone draws.
     pub(super) fn seed(&self) -> u64 {
         let Self { task, subset, question, prompt, seed, sample, .. } = self;
-        let text = format!("{task}|{subset}|{question}|{prompt}|{seed}|{sample}");
-        Sha256::digest(text.as_bytes())
-            .iter()
-            .take(8)
-            .fold(0, |seed, &byte| seed << 8 | u64::from(byte))
+        seed_of(&format!("{task}|{subset}|{question}|{prompt}|{seed}|{sample}"))
     }
+}
+
+/// A seed of a text's own: the first eight bytes of its SHA-256.
+pub(super) fn seed_of(text: &str) -> u64 {
+    let digest = Sha256::digest(text.as_bytes());
+    digest.iter().take(8).fold(0, |seed, &byte| seed << 8 | u64::from(byte))
 }
 
 /// The first half of a text's SHA-256, in hexadecimal.

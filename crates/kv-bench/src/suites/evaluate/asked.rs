@@ -95,9 +95,10 @@ impl Asked {
         report::ShownQuestion::new(self.task_name(), id, self.tokens(), &prompt, &answer.references)
     }
 
-    /// Whether it has a context, which can be compressed without the question in sight.
-    pub(super) fn has_context(&self) -> bool {
-        !self.parts[0].is_empty() && !self.parts[1].is_empty()
+    /// The tokens that can be compressed without the question in sight.
+    pub(super) fn context(&self) -> Option<&[u32]> {
+        let [context, rest] = &self.parts;
+        (!context.is_empty() && !rest.is_empty()).then_some(context)
     }
 
     /// Tokens that follow the compressed prompt.

@@ -2,25 +2,77 @@
 
 use super::asked::Asked;
 
-/// The questions in batches of at most `most`, by their numbers: neighbours in length, so that
-/// short ones do not wait for long ones. Questions that are appended to a compressed context are of
-/// one length in a batch, as a step appends a token to every sequence; those without a context are
-/// left out then.
-pub(super) fn batches(asked: &[Asked], aware: bool, most: usize) -> Vec<Vec<usize>> {
-    let sizes: Vec<Option<[usize; 2]>> = asked
-        .iter()
-        .map(|own| (aware || own.has_context()).then(|| [own.appended(aware), own.tokens()]))
-        .collect();
-    group(&sizes, most)
+/// Questions, by their numbers, that share one pass of the model over their prompts.
+#[derive(Debug, PartialEq)]
+pub(super) enum Batch {
+    /// Questions with prompts of their own, which generate as one batch of sequences.
+    Prompts(Vec<usize>),
+    /// Questions on one context. The context is prefilled and compressed once; each question is
+    /// appended to a copy of its cache.
+    Context(Vec<usize>),
 }
 
-/// Groups numbers of items, whose sizes are the appended tokens and the prompt's.
-fn group(sizes: &[Option<[usize; 2]>], most: usize) -> Vec<Vec<usize>> {
-    let mut order: Vec<usize> = (0..sizes.len()).filter(|&index| sizes[index].is_some()).collect();
-    order.sort_by_key(|&index| sizes[index]);
-    let appended = |index: usize| sizes[index].map(|[appended, _]| appended);
-    let equal = order.chunk_by(|&a, &b| appended(a) == appended(b));
-    equal.flat_map(|equal| equal.chunks(most).map(<[usize]>::to_vec)).collect()
+impl Batch {
+    pub(super) fn questions(&self) -> &[usize] {
+        match self {
+            Self::Prompts(questions) | Self::Context(questions) => questions,
+        }
+    }
+}
+
+/// What decides about a question's batch.
+struct Item<'a> {
+    /// The context to compress without the question in sight.
+    context: Option<&'a [u32]>,
+    /// Tokens that are appended to the compressed prompt.
+    appended: usize,
+    /// Tokens of the whole prompt.
+    tokens: usize,
+}
+
+/// The questions in batches.
+///
+/// Where the question is not in sight, all questions on one context are a batch of their own.
+/// All others are grouped by at most `most` neighbours in length, so that short ones do not wait
+/// for long ones. Questions that are appended to compressed contexts are of one length in such a
+/// batch, as a step appends a token to every sequence. Questions without a context are left out
+/// then.
+pub(super) fn batches(asked: &[Asked], aware: bool, most: usize) -> Vec<Batch> {
+    let items: Vec<Option<Item<'_>>> = asked
+        .iter()
+        .map(|own| {
+            let item = Item {
+                context: own.context().filter(|_| !aware),
+                appended: own.appended(aware),
+                tokens: own.tokens(),
+            };
+            (aware || item.context.is_some()).then_some(item)
+        })
+        .collect();
+    group(&items, most)
+}
+
+fn group(items: &[Option<Item<'_>>], most: usize) -> Vec<Batch> {
+    let present = items.iter().enumerate();
+    let mut present: Vec<(usize, &Item<'_>)> =
+        present.filter_map(|(index, item)| item.as_ref().map(|item| (index, item))).collect();
+    present.sort_by_key(|(_, item)| item.context);
+    let (mut batches, mut single) = (Vec::new(), Vec::new());
+    for equal in present.chunk_by(|(_, a), (_, b)| a.context == b.context) {
+        if equal.len() > 1 && equal[0].1.context.is_some() {
+            batches.push(Batch::Context(equal.iter().map(|(index, _)| *index).collect()));
+        } else {
+            single.extend_from_slice(equal);
+        }
+    }
+    single.sort_by_key(|(index, item)| (item.appended, item.tokens, *index));
+    for equal in single.chunk_by(|(_, a), (_, b)| a.appended == b.appended) {
+        let chunks = equal.chunks(most);
+        batches.extend(
+            chunks.map(|chunk| Batch::Prompts(chunk.iter().map(|(index, _)| *index).collect())),
+        );
+    }
+    batches
 }
 
 #[cfg(test)]
@@ -29,10 +81,29 @@ mod tests {
 
     #[test]
     fn batches_have_one_length_of_question_and_neighbouring_prompts() {
-        let sizes = [[3, 900], [0, 70], [3, 100], [0, 50], [3, 500], [0, 60]].map(Some);
-        assert_eq!(group(&sizes, 2), [vec![3, 5], vec![1], vec![2, 4], vec![0]]);
-        assert_eq!(group(&[None, Some([0, 1])], 2), [vec![1]]);
-        assert_eq!(group(&sizes, 8), [vec![3, 5, 1], vec![2, 4, 0]]);
+        let item = |appended, tokens| Some(Item { context: None, appended, tokens });
+        let sizes = [[3, 900], [0, 70], [3, 100], [0, 50], [3, 500], [0, 60]];
+        let items = sizes.map(|[appended, tokens]| item(appended, tokens));
+        let grouped = |most| -> Vec<Vec<usize>> {
+            group(&items, most).iter().map(|batch| batch.questions().to_vec()).collect()
+        };
+        assert_eq!(grouped(2), [vec![3, 5], vec![1], vec![2, 4], vec![0]]);
+        assert_eq!(grouped(8), [vec![3, 5, 1], vec![2, 4, 0]]);
+        assert_eq!(group(&[None, item(0, 1)], 2), [Batch::Prompts(vec![1])]);
         assert!(group(&[], 4).is_empty());
+    }
+
+    #[test]
+    fn questions_on_one_context_are_a_batch_whatever_their_lengths() {
+        let contexts: [&[u32]; 5] = [&[1, 2], &[1, 2, 3], &[1, 2], &[7], &[1, 2]];
+        let items: Vec<_> = contexts
+            .iter()
+            .zip([4, 4, 6, 4, 5])
+            .map(|(&context, appended)| {
+                Some(Item { context: Some(context), appended, tokens: context.len() + appended })
+            })
+            .collect();
+        let batches = group(&items, 2);
+        assert_eq!(batches, [Batch::Context(vec![0, 2, 4]), Batch::Prompts(vec![3, 1])]);
     }
 }

@@ -21,9 +21,10 @@ use std::time::Instant;
 
 use anyhow::{Context, anyhow, ensure};
 use kv_core::counted;
-use kv_models::{Model, Request, Sampling, Session, Tokenizer, generate_from};
+use kv_models::{GeneratedBatch, Model, Request, Sampling, Session, Tokenizer, generate_from};
 use kv_policies::Policy;
 use kv_tasks::{Question, QuestionOptions, Task, TaskError, Tokens};
+use serde_json::json;
 
 use crate::bench::ModelBench;
 use crate::options::{Chat, Evaluate};
@@ -32,9 +33,9 @@ use crate::progress::Progress;
 use crate::prompts::Mode;
 use crate::record::{Case, metric, mode};
 use crate::report::{ShownAnswer, ShownQuestion};
-use answer_file::{Answer, AnswerFile, Key};
+use answer_file::{Answer, AnswerFile, Key, seed_of};
 use asked::Asked;
-use batches::batches;
+use batches::{Batch, batches};
 
 const SUITE: &str = "evaluate";
 /// Shares kept where no budget is given.
@@ -112,7 +113,7 @@ pub(crate) fn measure(
         None => default_answers(bench.model.name())?,
     };
     let mut file = AnswerFile::open(&path)?;
-    let without = asked.iter().filter(|own| !own.has_context()).count();
+    let without = asked.iter().filter(|own| own.context().is_none()).count();
     if options.mode != Mode::QuestionAware && without > 0 {
         bench.note(format!(
             "{without} of {} questions have no context, and are asked with the question in sight \
@@ -277,6 +278,11 @@ fn task_of(name: &str) -> anyhow::Result<Task> {
     })
 }
 
+/// Generates for all sequences of a session, to the end.
+fn generate_all(session: Session<'_>, requests: &[Request]) -> kv_models::Result<GeneratedBatch> {
+    generate_from(session, requests, |_| ControlFlow::Continue(()))
+}
+
 /// What a run asks.
 struct Runs<'a, 'b, 'm> {
     bench: &'b ModelBench<'m>,
@@ -304,18 +310,20 @@ impl<'a> Runs<'a, '_, '_> {
             let of_mode = batches(self.asked, aware, most);
             of_mode.into_iter().map(move |batch| (aware, batch))
         });
-        let batches: Vec<(bool, Vec<usize>)> = batches.collect();
+        let batches: Vec<(bool, Batch)> = batches.collect();
         ensure!(!batches.is_empty(), "no question has a context to compress by itself");
         let work: usize = batches
             .iter()
-            .flat_map(|(_, batch)| batch.iter().map(|&index| self.asked[index].tokens()))
+            .flat_map(|(_, batch)| {
+                batch.questions().iter().map(|&index| self.asked[index].tokens())
+            })
             .sum();
         let mut progress = Progress::new(work * self.options.samples, SUITE);
         let mut all = Vec::new();
         for sample in 0..self.options.samples {
             for (aware, batch) in &batches {
                 self.answer_batch(file, *aware, batch, sample)?;
-                for &index in batch {
+                for &index in batch.questions() {
                     let asked = &self.asked[index];
                     for policy_run in self.policy_runs {
                         let key = self.key(policy_run, asked, *aware, sample);
@@ -335,51 +343,60 @@ impl<'a> Runs<'a, '_, '_> {
         &self,
         file: &mut AnswerFile,
         aware: bool,
-        batch: &[usize],
+        batch: &Batch,
         sample: usize,
     ) -> anyhow::Result<()> {
         let model = &self.bench.model;
         let lacks = |policy_run: &PolicyRun, index: usize| {
             file.get(&self.key(policy_run, &self.asked[index], aware, sample)).is_none()
         };
-        let open: Vec<&PolicyRun> = self
-            .policy_runs
-            .iter()
-            .filter(|own| batch.iter().any(|&index| lacks(own, index)))
-            .collect();
-        let rows: Vec<usize> = batch
-            .iter()
-            .copied()
-            .filter(|&index| open.iter().any(|own| lacks(own, index)))
-            .collect();
+        let all = batch.questions();
+        let open = |own: &&PolicyRun| all.iter().any(|&index| lacks(own, index));
+        let open: Vec<&PolicyRun> = self.policy_runs.iter().filter(open).collect();
+        let lacking = |index: &usize| open.iter().any(|own| lacks(own, *index));
+        let rows: Vec<usize> = all.iter().copied().filter(lacking).collect();
         if open.is_empty() {
             return Ok(());
         }
-        let requests: Vec<_> = rows
-            .iter()
-            .map(|&index| {
-                let asked = &self.asked[index];
-                // Whatever the policy, a question draws the same numbers.
-                let seed = self.key(open[0], asked, aware, sample).seed();
-                asked.request(aware, Sampling { seed, ..self.options.sampling() })
-            })
-            .collect();
-        let prompts: Vec<Vec<u32>> = requests.iter().map(|own| own.tokens.clone()).collect();
-        let seeds: Vec<u64> = requests.iter().map(|own| own.sampling.seed).collect();
-        let room: Vec<usize> = requests.iter().map(Request::room).collect();
+        let requests: Vec<Request> =
+            rows.iter().map(|&index| self.request(index, aware, sample)).collect();
+        let (prompts, room): (Vec<Vec<u32>>, Vec<usize>) = match batch {
+            Batch::Prompts(_) => {
+                requests.iter().map(|own| (own.tokens.clone(), own.room())).unzip()
+            }
+            Batch::Context(_) => {
+                let room = all.iter().map(|&index| self.request(index, aware, sample).room());
+                (vec![requests[0].tokens.clone()], Vec::from_iter(room.max()))
+            }
+        };
+        // A policy that draws sees no question, so that questions on one context share the draws.
+        let seeds: Vec<u64> =
+            prompts.iter().map(|own| self.compression_seed(own, sample)).collect();
         let policies: Vec<Arc<dyn Policy>> = open.iter().map(|own| own.policy.clone()).collect();
         let started = Instant::now();
         let sessions = Session::start_rows(model, &policies, &prompts, &seeds, &room)?;
+        model.llama().device().sync()?;
         let prefill = started.elapsed().as_secs_f64() / (open.len() * rows.len()) as f64;
         for (policy_run, session) in open.iter().zip(sessions) {
-            let strips = kept::strips(&session)?;
+            let mut strips = kept::strips(&session)?;
             let started = Instant::now();
-            let generated = generate_from(session, &requests, |_| ControlFlow::Continue(()))
-                .with_context(|| policy_run.label.clone())?;
+            let batches = match batch {
+                Batch::Prompts(_) => vec![generate_all(session, &requests)],
+                Batch::Context(_) => {
+                    strips = vec![strips[0].clone(); requests.len()];
+                    requests.chunks(1).map(|own| generate_all(session.fork(), own)).collect()
+                }
+            };
+            let generated = batches.into_iter().collect::<kv_models::Result<Vec<_>>>();
+            let generated = generated.with_context(|| policy_run.label.clone())?;
             let seconds = prefill + started.elapsed().as_secs_f64() / rows.len() as f64;
-            let bytes = generated.kept_bytes.into_iter().zip(generated.ended_bytes);
-            let outputs = generated.outputs.into_iter().zip(bytes).zip(strips);
-            for (&index, ((output, (kept_bytes, ended_bytes)), kept)) in rows.iter().zip(outputs) {
+            let outputs = generated.into_iter().flat_map(|batch| {
+                let bytes = batch.kept_bytes.into_iter().zip(batch.ended_bytes);
+                batch.outputs.into_iter().zip(bytes)
+            });
+            for ((&index, (output, (kept_bytes, ended_bytes))), kept) in
+                rows.iter().zip(outputs).zip(strips)
+            {
                 let asked = &self.asked[index];
                 let key = self.key(policy_run, asked, aware, sample);
                 if file.get(&key).is_some() {
@@ -403,6 +420,18 @@ impl<'a> Runs<'a, '_, '_> {
             }
         }
         Ok(())
+    }
+
+    /// A question's request. Whatever the policy, a question draws the same numbers.
+    fn request(&self, index: usize, aware: bool, sample: usize) -> Request {
+        let asked = &self.asked[index];
+        let seed = self.key(&self.policy_runs[0], asked, aware, sample).seed();
+        asked.request(aware, Sampling { seed, ..self.options.sampling() })
+    }
+
+    /// The seed of a policy that draws as it compresses a prompt.
+    fn compression_seed(&self, prompt: &[u32], sample: usize) -> u64 {
+        seed_of(&json!([prompt, self.bench.common.seed, sample]).to_string())
     }
 
     /// What an answer depends on.
@@ -536,6 +565,56 @@ mod tests {
         let before = std::fs::read_to_string(&answers).unwrap();
         run("3");
         assert_eq!(std::fs::read_to_string(&answers).unwrap(), before);
+    }
+
+    #[test]
+    fn questions_on_one_context_have_the_answers_that_they_have_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let filler = "The sea was calm that day, and the old boat lay upon the sand. ".repeat(4);
+        let needle = |(what, number): (&str, u32)| {
+            format!("{filler}\nThe secret number of the {what} is {number}.\n")
+        };
+        let needles = [("clever fiddle", 21963), ("green lamp", 70415), ("door", 38820)];
+        let context: String = needles.map(needle).concat() + &filler;
+        let asked = needles.map(|(what, number)| {
+            let question =
+                format!("\nQuestion: What is the secret number of the {what}?\nAnswer: ");
+            let line = json!({"id": what, "context": context, "question": question,
+                "answers": [number.to_string()], "grader": "contains", "max_new_tokens": 5});
+            line.to_string() + "\n"
+        });
+        let run = |name: &str, questions: &str| -> Vec<Value> {
+            let [task, answers] = ["jsonl", "answers"].map(|kind| {
+                folder.path().join(name).with_extension(kind).to_str().unwrap().to_string()
+            });
+            std::fs::write(&task, questions).unwrap();
+            let line = ["evaluate", "--task", &task, "--answers", &answers, "--budget", "0.4"];
+            let more = ["--policy", "snapkv,h2o,random", "--mode", "question-agnostic"];
+            ran(&[&line[..], &more].concat()).unwrap();
+            lines(Path::new(&answers))
+        };
+        let own = |lines: &[Value]| {
+            // Not the bytes: a cache has room for the longest of its questions.
+            let fields = ["question", "policy", "output", "kept"];
+            let mut own: Vec<String> = lines
+                .iter()
+                .map(|line| fields.map(|field| line[field].to_string()).join(" "))
+                .collect();
+            own.sort();
+            own
+        };
+        let together = run("together", &asked.concat());
+        let alone: Vec<Value> =
+            asked.iter().enumerate().flat_map(|(i, asked)| run(&format!("{i}"), asked)).collect();
+        assert_eq!(together.len(), 3 * 4);
+        assert_eq!(own(&together), own(&alone));
+        let full = together.iter().filter(|line| line["policy"]["policy"] == "full");
+        assert!(full.into_iter().all(|line| line["score"] == 1.0), "{together:#?}");
+        // A run that was stopped within the context's questions goes on to equal answers.
+        let path = folder.path().join("together.answers");
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, &text[..text.len() * 3 / 5]).unwrap();
+        assert_eq!(own(&run("together", &asked.concat())), own(&together));
     }
 
     #[test]

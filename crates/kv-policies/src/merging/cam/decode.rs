@@ -23,9 +23,9 @@ impl Cam {
         let total_kv_heads = layout.head_ranges();
         let lengths = layout.lengths();
         let longest = lengths.iter().copied().max().unwrap_or_default();
-        let over: Vec<i32> =
-            lengths.iter().zip(limits).map(|(length, limit)| i32::from(length > limit)).collect();
-        if longest < 2 || !over.contains(&1) {
+        let over: Vec<bool> =
+            lengths.iter().zip(limits).map(|(length, limit)| length > limit).collect();
+        if longest < 2 || !over.contains(&true) {
             return Ok(());
         }
         let device = cache.options().device.clone();
@@ -69,9 +69,13 @@ impl Cam {
         };
         // u < A / mean, where 0 of 0 is 0.
         let own = attention.clone().select(0, victims.clone()).reshape([total_kv_heads, 1]);
-        let goes = (uniforms.reshape([total_kv_heads, 1]) * compared).lower(own);
-        let over = Tensor::<1, Int>::from_data(over.as_slice(), (&device, DType::I32));
-        let goes = goes.bool_and(over.equal_scalar(1).reshape([total_kv_heads, 1]));
+        let mut goes = (uniforms.reshape([total_kv_heads, 1]) * compared).lower(own);
+        // Recorded steps, where every head has a victim, upload nothing.
+        if over.contains(&false) {
+            let over: Vec<i32> = over.into_iter().map(i32::from).collect();
+            let over = Tensor::<1, Int>::from_data(over.as_slice(), (&device, DType::I32));
+            goes = goes.bool_and(over.equal_scalar(1).reshape([total_kv_heads, 1]));
+        }
         let receives = receives.bool_and(goes.expand([total_kv_heads, spread]));
 
         let shares = match self.options.official {

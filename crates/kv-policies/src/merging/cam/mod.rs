@@ -267,7 +267,9 @@ impl Policy for Cam {
     }
 
     fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
-        Ok(self.evictor.plan(layer, cache)?.merging(self).recordable(false))
+        let plan = self.evictor.plan(layer, cache)?;
+        let recordable = plan.recordable && self.evictor.capabilities().changes_decode;
+        Ok(plan.merging(self).recordable(recordable))
     }
 }
 

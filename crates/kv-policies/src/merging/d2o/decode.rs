@@ -66,7 +66,7 @@ impl D2o {
             false => cosines.clone(),
         };
         let own = threshold.clone().expand([batch, kv_heads, 1]).reshape([total_kv_heads, 1]);
-        cache.set_state(THRESHOLD, threshold);
+        cache.assign_state(THRESHOLD, threshold)?;
         let mut stays = compared.lower(own);
         if uneven {
             let within = over.iter().map(|&over| i32::from(over == 0.0));

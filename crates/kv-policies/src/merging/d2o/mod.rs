@@ -222,7 +222,11 @@ impl Policy for D2o {
     }
 
     fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
-        Ok(self.evictor.plan(layer, cache)?.merging(self).recordable(false))
+        let plan = self.evictor.plan(layer, cache)?;
+        // The list of slots that are not protected is made on the host.
+        let evicts = self.evictor.capabilities().changes_decode;
+        let recordable = plan.recordable && evicts && !self.options.spare_protected;
+        Ok(plan.merging(self).recordable(recordable))
     }
 }
 

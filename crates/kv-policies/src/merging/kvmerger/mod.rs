@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 use kv_core::{Budget, CacheOptions, LayerCache, Room, Selection, read_f32};
+use kv_kernels::GroupReduction;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -173,23 +174,28 @@ impl Policy for KvMerger {
         Capabilities { changes_decode: self.decode, ..Capabilities::default() }
     }
 
-    fn plan(&self, _layer: LayerContext, _cache: &LayerCache) -> Result<StepPlan<'_>> {
+    /// Steps are recordable but for the ones that merge, which the host decides.
+    fn plan(&self, _layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
         if !self.decode {
             return Ok(StepPlan::append());
         }
         Ok(StepPlan {
-            attention: StepAttention::Live { probabilities: true, logits: false },
+            attention: StepAttention::Live { probabilities: false, logits: true },
             update: Some(StepUpdate::Own(Box::new(|cache, _, output| {
-                if let (Some(sums), Some(now)) =
-                    (cache.track(ATTENTION), output.attention.probabilities.clone())
+                if let (Some(logits), Some(log_sum_exp)) =
+                    (output.attention.logits.clone(), output.attention.log_sum_exp.clone())
                 {
-                    let sums = sums.clone() + Reduction::Mean.slots(now);
-                    cache.set_track(ATTENTION, sums, 0.0)?;
+                    cache.add_probabilities(
+                        ATTENTION,
+                        logits,
+                        log_sum_exp,
+                        GroupReduction::Mean,
+                    )?;
                     self.shrink(cache)?;
                 }
                 Ok(())
             }))),
-            recordable: false,
+            recordable: self.budgets_behind(cache, 1).is_none(),
             ..StepPlan::append()
         })
     }
@@ -215,17 +221,21 @@ impl KvMerger {
         Ok(cache.set_kept_track(ATTENTION, attention, selection, 0.0)?)
     }
 
+    /// The slots that each head keeps once it holds `more` of them more; `None` where no head is
+    /// `interval` over its limit then.
+    fn budgets_behind(&self, cache: &LayerCache, more: usize) -> Option<Vec<usize>> {
+        let heads = cache.layout().lengths().iter().zip(cache.limits()?);
+        let due = |length: usize, limit: usize| length >= limit.saturating_add(self.interval);
+        let any = heads.clone().any(|(&length, &limit)| due(length + more, limit));
+        let budgets =
+            heads.map(|(&length, &limit)| if due(length, limit) { limit } else { length });
+        any.then(|| budgets.collect())
+    }
+
     /// Merges the slots of heads that are `interval` over their limits, on the host.
     fn shrink(&self, cache: &mut LayerCache) -> Result<()> {
-        let Some(limits) = cache.limits() else { return Ok(()) };
+        let Some(budgets) = self.budgets_behind(cache, 0) else { return Ok(()) };
         let lengths = cache.layout().lengths();
-        let budgets = lengths.iter().zip(limits).map(|(&length, &limit)| {
-            if length >= limit.saturating_add(self.interval) { limit } else { length }
-        });
-        let budgets: Vec<usize> = budgets.collect();
-        if budgets == lengths {
-            return Ok(());
-        }
         let positions = cache.read_positions()?;
         let missing = PolicyError::MissingObservation { policy: NAME, what: "a prompt" };
         let track = read_f32("attention", cache.track(ATTENTION).ok_or(missing)?.clone())?;

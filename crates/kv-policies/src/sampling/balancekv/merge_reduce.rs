@@ -105,7 +105,7 @@ impl Instances {
 }
 
 impl Reduction {
-    /// Halves full levels, one level after the other.
+    /// Halves all whole batches of full levels, one level after the other.
     pub(super) fn reduce(&self, pool: &Pool<'_>, all: &mut [Instances]) -> Result<()> {
         for level in 0.. {
             let mut full: Vec<(usize, Option<i32>, Vec<Token>)> = Vec::new();
@@ -119,12 +119,10 @@ impl Reduction {
                 let kinds = instances.numerators.keys().copied().map(Some);
                 for kind in std::iter::once(None).chain(kinds).collect::<Vec<_>>() {
                     let instance = instances.of(kind);
-                    // Tokens behind a whole batch wait for the next one.
-                    if let Some(tokens) = instance.levels.get_mut(level)
-                        && tokens.len() >= batch
-                    {
-                        full.push((range, kind, tokens.drain(..batch).collect()));
-                    }
+                    let Some(tokens) = instance.levels.get_mut(level) else { continue };
+                    // Tokens behind the last whole batch wait for the next one.
+                    let whole: Vec<Token> = tokens.drain(..tokens.len() / batch * batch).collect();
+                    full.extend(whole.chunks(batch).map(|own| (range, kind, own.to_vec())));
                 }
             }
             if full.is_empty() {

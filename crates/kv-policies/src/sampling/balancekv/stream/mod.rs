@@ -42,7 +42,7 @@ const NOMINAL: usize = 16;
 ///
 /// Tokens are taken in batches of `t`, which wait behind the last `recents`; a full level is halved
 /// exactly, in blocks of 256 where it is longer. Steps that take a batch are decided by the host,
-/// which also gives heads the slots that they need then, so that steps are not recorded.
+/// which also gives heads the slots that they need then; the steps in between can be recorded.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BalanceKvStream {
@@ -275,19 +275,23 @@ impl Policy for BalanceKvStream {
         Capabilities { changes_decode: true, ..Capabilities::default() }
     }
 
-    fn plan(&self, _layer: LayerContext, _cache: &LayerCache) -> Result<StepPlan<'_>> {
+    /// Steps are recordable but for the ones that take a batch.
+    fn plan(&self, _layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
         Ok(StepPlan {
             update: Some(StepUpdate::Own(Box::new(|cache, _, _| {
-                let lengths = cache.layout().lengths().iter();
-                let full = cache.limits().is_some_and(|limits| {
-                    lengths.zip(limits).any(|(length, limit)| length >= limit)
-                });
-                if full { self.take_waiting(cache) } else { Ok(()) }
+                if fills(cache, 0) { self.take_waiting(cache) } else { Ok(()) }
             }))),
-            recordable: false,
+            recordable: !fills(cache, 1),
             ..StepPlan::append()
         })
     }
+}
+
+/// Whether some head has a whole batch that waits once it holds `more` slots more.
+fn fills(cache: &LayerCache, more: usize) -> bool {
+    let lengths = cache.layout().lengths().iter();
+    let limits = cache.limits().unwrap_or_default();
+    lengths.zip(limits).any(|(length, limit)| length + more >= *limit)
 }
 
 /// `‖v‖₂` of values `[.., D]`, f32.

@@ -27,6 +27,18 @@ impl BalanceKvStream {
         longest: &mut [f32],
     ) -> Result<()> {
         let reduction = self.reduction();
+        if self.norm_bound.is_none() {
+            // Nothing is erased, so that all batches can enter before the first is halved: a level's
+            // batches have the tokens and the draws that they would have one after the other.
+            let rows = instances.iter_mut().zip(new).zip(longest);
+            for ((instances, tokens), longest) in rows {
+                for &(token, norm) in tokens {
+                    instances.push(token, norm, self.joint);
+                    *longest = longest.max(norm);
+                }
+            }
+            return reduction.reduce(pool, instances);
+        }
         let head_dim = pool.keys.dims()[1];
         let rows = instances.iter().zip(new);
         let rounds = rows.map(|(instances, tokens)| tokens.len().div_ceil(instances.batch)).max();
