@@ -8,6 +8,7 @@ use kv_core::{device_name, select_device};
 use kv_models::{Calibration, Model, PrefillPass};
 use kv_policies::{Observation, crowded_sketch};
 
+use crate::allocator::keep_freed_memory;
 use crate::console::say;
 use crate::format;
 use crate::options::Common;
@@ -157,6 +158,10 @@ impl<'a> ModelBench<'a> {
             Model::load(name, &bench.device, dtype).with_context(|| format!("model {name}"))?;
         if let Some(matrices) = bench.common.matrices {
             model = model.with_matrices_in(matrices.into()).context("--matrices")?;
+        }
+        if bench.is_cpu() {
+            // Behind the load, whose buffers are not needed again.
+            keep_freed_memory();
         }
         bench.model_name = model.name().into();
         Ok(Self { model, bench })

@@ -1,5 +1,6 @@
 //! `kv-bench` measures the cost and the quality of KV-cache compression policies.
 
+mod allocator;
 mod args;
 mod bench;
 mod certificates;

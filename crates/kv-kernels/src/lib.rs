@@ -69,6 +69,7 @@ pub use archive::archived_attention::{ArchivedAttentionOptions, archived_attenti
 pub use archive::host_words::HostWords;
 pub use archive::pool::ArchivePool;
 pub use archive::signature_scores::{SignatureScoresOptions, SignatureStrategy, signature_scores};
+pub use attention::causal_softmax::causal_softmax;
 pub use attention::continued::AttendedSlots;
 pub use attention::decode::{
     AttentionOutput, DecodeAttentionOptions, DecodeStrategy, SlotView, decode_attention,
@@ -117,6 +118,7 @@ pub use select::lists::{HEADER as LIST_HEADER, ListTable, keep_lists, list_slots
 pub use select::pages::{
     PageHeads, PageOptions, PageSpan, page_bounds, page_rows, page_scores, page_slots,
 };
+pub use select::range_slots::range_slots;
 pub use select::rankings::{group_priority_ranks, rankings};
 pub use select::scored_rows::ScoredRows;
 pub use select::top_slots::{Choice, Chosen, top_slots};

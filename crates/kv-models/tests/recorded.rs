@@ -73,7 +73,7 @@ fn recorded_steps_give_the_tokens_of_launched_ones() {
             (json!({"policy": "keepkv", "evictor": "h2o", "budget": 64}), long),
             (json!({"policy": "keepkv", "budget": 64}), 60),
             (json!({"policy": "d2o", "budget": 64}), 60),
-            (json!({"policy": "d2o", "budget": 64, "official": true}), 60),
+            (json!({"policy": "d2o", "budget": 64, "official": true, "dynamic_layers": false}), 60),
             (json!({"policy": "cam", "budget": 64}), 60),
             // The host merges and halves between recorded steps.
             (json!({"policy": "kvmerger", "budget": 64, "interval": 16}), 60),

@@ -1,5 +1,6 @@
 //! Attention ops for decode steps and prompts.
 //!
+//! - [`causal_softmax`]: softmax of logits in memory, over the keys that each query sees.
 //! - [`continued`]: attention over slots in parts, continued from the attention over other slots.
 //! - [`decode`]: one query a sequence over the slots of its heads, with weights, lists and windows.
 //! - [`evicting`]: decode attention that also chooses the slot which the next token overwrites
@@ -7,6 +8,7 @@
 //! - [`prefill`]: causal attention of a prompt or of a part of one, with column sums.
 //! - [`sketch`]: decode attention over exact slots and over tokens in a count-sketch (KVReviver).
 
+pub(crate) mod causal_softmax;
 pub(crate) mod continued;
 pub(crate) mod decode;
 pub(crate) mod evicting;

@@ -86,7 +86,7 @@ impl Scorer for RecentAttention {
             let shares = softmax(logs, 2).mul_scalar(queries.dims()[2] as f64);
             return Ok(Reduction::Mean.groups(shares, observation.dims()[1]));
         }
-        let scores = recent_attention(&queries, observation.keys, self.last);
+        let scores = recent_attention(&queries, observation.keys, self.last)?;
         // Summed, as the steps that follow add their scores up.
         let sums = scores.mul_scalar(queries.dims()[2] as f64);
         Ok(Reduction::Mean.groups(sums, observation.dims()[1]))

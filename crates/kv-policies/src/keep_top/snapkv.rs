@@ -4,8 +4,9 @@
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
+use crate::policy::attention_scores::window_weights;
 use crate::policy::attention_scores::{Pooling, check_window, fitted_window};
-use crate::{Needs, Observation, Reduction, Result, Scorer, pool_scores, window_attention};
+use crate::{Needs, Observation, Reduction, Result, Scorer, pool_scores};
 
 /// SnapKV (Li et al., 2024, section 4): attention of the last `window` queries, averaged, pooled
 /// over neighbouring tokens; the window itself is always kept. Prefill only: decoded tokens
@@ -87,7 +88,7 @@ impl Scorer for SnapKv {
         if window == tokens {
             return Ok(protected);
         }
-        let attention = window_attention(&queries, observation.keys);
+        let attention = window_weights(&queries, observation.keys)?;
         let past = tokens - window;
         let mean = attention.narrow(3, 0, past).mean_dim(2).reshape([batch, heads, past]);
         let pool = |scores| pool_scores(scores, self.pooling, self.kernel);

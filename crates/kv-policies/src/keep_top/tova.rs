@@ -4,7 +4,8 @@
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
-use crate::{DecodeView, Decoding, Needs, Observation, Result, Scorer, window_attention};
+use crate::policy::attention_scores::window_weights;
+use crate::{DecodeView, Decoding, Needs, Observation, Result, Scorer};
 
 /// TOVA (Oren et al., 2024, section 3.2): the last query's attention, averaged over all query
 /// heads, so that all heads of a layer keep the same tokens; in prefill and after every decode
@@ -27,7 +28,7 @@ impl Scorer for Tova {
     fn prefill(&self, observation: &Observation<'_>, _budget: usize) -> Result<Tensor<3>> {
         let query = observation.last_queries(Self::NAME, 1)?;
         let [batch, kv_heads, tokens, _] = observation.dims();
-        let mean = window_attention(&query, observation.keys).mean_dim(1);
+        let mean = window_weights(&query, observation.keys)?.mean_dim(1);
         Ok(mean.reshape([batch, 1, tokens]).expand([batch, kv_heads, tokens]))
     }
 

@@ -6,9 +6,8 @@ use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::h2o::column_sums;
-use crate::{
-    Decoding, KeepTopDefaults, Needs, Observation, Reduction, Result, Scorer, window_attention,
-};
+use crate::policy::attention_scores::window_weights;
+use crate::{Decoding, KeepTopDefaults, Needs, Observation, Reduction, Result, Scorer};
 
 /// VATP (Guo et al., 2024, equation 3) over H2O: accumulated attention times `‖v‖₁`; the first 20
 /// tokens are always kept, inside the heavy half. Attention is reduced over the group before the
@@ -41,7 +40,7 @@ impl Scorer for Vatp {
             None => column_sums(Self::NAME, observation, self.reduction)?,
             Some(history) => {
                 let queries = observation.last_queries(Self::NAME, history)?;
-                let sums = window_attention(&queries, observation.keys).sum_dim(2);
+                let sums = window_weights(&queries, observation.keys)?.sum_dim(2);
                 let mean = sums.squeeze_dim(2).div_scalar(history as f64);
                 self.reduction.groups(mean, observation.dims()[1])
             }

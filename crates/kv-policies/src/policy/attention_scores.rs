@@ -2,8 +2,10 @@
 
 use burn::tensor::activation::softmax;
 use burn::tensor::{DType, Int, Tensor};
-use kv_kernels::GroupReduction;
+use kv_kernels::{GroupReduction, causal_softmax};
 use serde::{Deserialize, Serialize};
+
+use crate::Result;
 
 /// How the query heads of a group become one score.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -96,6 +98,15 @@ pub fn window_attention(queries: &Tensor<4>, keys: &Tensor<4>) -> Tensor<4> {
     softmax(window_logits(queries, keys), 3)
 }
 
+/// [`window_attention`] by a kernel, which has no gradients.
+pub(crate) fn window_weights(queries: &Tensor<4>, keys: &Tensor<4>) -> Result<Tensor<4>> {
+    let logits = logits(queries, keys);
+    let [batch, heads, window, tokens] = logits.dims();
+    let (weights, _) = causal_softmax(logits.reshape([batch * heads, window, tokens]))
+        .map_err(kv_core::Error::from)?;
+    Ok(weights.reshape([batch, heads, window, tokens]))
+}
+
 /// How much more the last query counts than the first of the recents, by PyramidInfer.
 pub(crate) const LAST_WEIGHT: f32 = 1.2;
 
@@ -105,27 +116,37 @@ pub(crate) const LAST_WEIGHT: f32 = 1.2;
 ///
 /// # Shapes
 /// `queries` `[B, Hq, W, D]`, `keys` `[B, Hkv, T, D]`; returns `[B, Hq, T]`.
-pub(crate) fn recent_attention(queries: &Tensor<4>, keys: &Tensor<4>, last: f32) -> Tensor<3> {
+pub(crate) fn recent_attention(
+    queries: &Tensor<4>,
+    keys: &Tensor<4>,
+    last: f32,
+) -> Result<Tensor<3>> {
     let of = |tensor: &Tensor<4>, row| tensor.clone().narrow(0, row, 1);
     let rows = (0..queries.dims()[0])
         .map(|row| recent_attention_of_one(&of(queries, row), &of(keys, row), last));
-    Tensor::cat(rows.collect(), 0)
+    Ok(Tensor::cat(rows.collect::<Result<_>>()?, 0))
 }
 
+/// Bytes that a block of [`recent_attention`]'s matrix should take. A block of the fewest queries
+/// may take more.
+const BLOCK_BYTES: usize = 64 << 20;
+/// The fewest and the most queries of a block.
+const QUERIES: [usize; 2] = [16, 1024];
+
 /// [`recent_attention`] of a batch of one.
-fn recent_attention_of_one(queries: &Tensor<4>, keys: &Tensor<4>, last: f32) -> Tensor<3> {
-    const BLOCK: usize = 128;
+fn recent_attention_of_one(queries: &Tensor<4>, keys: &Tensor<4>, last: f32) -> Result<Tensor<3>> {
     let [_, heads, rows, _] = queries.dims();
     let tokens = keys.dims()[2];
+    let most = (BLOCK_BYTES / (4 * heads * tokens).max(1)).clamp(QUERIES[0], QUERIES[1]);
     let device = queries.device();
     let keys = keys.clone().cast(DType::F32);
     let mut sum = Tensor::<3>::zeros([1, heads, tokens], (&device, DType::F32));
-    for start in (0..rows).step_by(BLOCK) {
-        let block = BLOCK.min(rows - start);
+    for start in (0..rows).step_by(most) {
+        let block = most.min(rows - start);
         // The block's queries see nothing behind the last of them.
         let seen = tokens - rows + start + block;
         let queries = queries.clone().narrow(2, start, block);
-        let attention = window_attention(&queries, &keys.clone().narrow(2, 0, seen));
+        let attention = window_weights(&queries, &keys.clone().narrow(2, 0, seen))?;
         let weight = |row: usize| 1.0 + (last - 1.0) * row as f32 / (rows.max(2) - 1) as f32;
         let weights: Vec<f32> = (start..start + block).map(weight).collect();
         let weights = Tensor::<1>::from_data(weights.as_slice(), (&device, DType::F32));
@@ -133,7 +154,7 @@ fn recent_attention_of_one(queries: &Tensor<4>, keys: &Tensor<4>, last: f32) -> 
         let seen_sum = sum.clone().narrow(2, 0, seen) + weighted.sum_dim(2).squeeze_dim(2);
         sum = sum.slice_assign([0..1, 0..heads, 0..seen], seen_sum);
     }
-    sum.div_scalar(rows as f64)
+    Ok(sum.div_scalar(rows as f64))
 }
 
 /// `ln Σ w exp(q . k / sqrt(D))` over the last `W` queries, with [`recent_attention`]'s weights
@@ -178,7 +199,7 @@ pub(crate) fn fitted_window(window: usize, budget: usize) -> usize {
 }
 
 /// Checks an observation window and the pooling's width.
-pub(crate) fn check_window(window: usize, kernel: usize) -> Result<(), String> {
+pub(crate) fn check_window(window: usize, kernel: usize) -> std::result::Result<(), String> {
     if window == 0 {
         return Err("`window` is 0, expected at least 1".into());
     }

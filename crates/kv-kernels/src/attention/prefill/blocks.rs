@@ -6,6 +6,8 @@ use std::ops::Range;
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 
 use super::{Mask, PrefillOptions, PrefillOutput, PrefillWindow};
+use crate::KernelError;
+use crate::attention::causal_softmax::causal_softmax;
 
 /// Bytes that the logits of a block should take. A block of the fewest queries may take more.
 const BLOCK_BYTES: usize = 64 << 20;
@@ -18,7 +20,7 @@ pub(super) fn attend(
     keys: &Tensor<4>,
     values: &Tensor<4>,
     options: &PrefillOptions,
-) -> PrefillOutput {
+) -> Result<PrefillOutput, KernelError> {
     let [batch, heads, queries, head_dim] = query.dims();
     let [_, kv_heads, tokens, _] = keys.dims();
     let group = heads / kv_heads;
@@ -54,28 +56,19 @@ pub(super) fn attend(
         let q = query.clone().narrow(3, start, rows);
         let q = q.reshape([batch, kv_heads, group * rows, head_dim]);
         let logits = q.matmul(part(&keys).swap_dims(2, 3));
-        // Without a window, only the block on the diagonal holds keys that a query must not see.
-        let whole = mask.window != PrefillWindow::All || first == 0;
-        let diagonal = || std::iter::once(first..first + rows).collect();
-        let masked = if whole { ranges.clone() } else { diagonal() };
-        let columns: usize = masked.iter().map(Range::len).sum();
-        let hidden = hidden(&mask, first..first + rows, &masked, &logits);
-        let hidden = hidden.reshape([1, rows, columns]).expand([group, rows, columns]);
-        let hidden = hidden.reshape([1, 1, group * rows, columns]);
-        let hidden = hidden.expand([batch, kv_heads, group * rows, columns]);
-        let logits = if whole {
-            logits.mask_fill(hidden, f32::NEG_INFINITY)
+        let logits = if mask.window == PrefillWindow::All {
+            logits.reshape([batch * heads, rows, seen])
         } else {
-            let diagonal = logits.clone().narrow(3, first, rows);
-            let diagonal = diagonal.mask_fill(hidden, f32::NEG_INFINITY);
-            let place = [0..batch, 0..kv_heads, 0..group * rows, first..seen];
-            logits.slice_assign(place, diagonal)
+            let hidden = hidden(&mask, first..first + rows, &ranges, &logits);
+            let hidden = hidden.reshape([1, rows, seen]).expand([group, rows, seen]);
+            let hidden = hidden.reshape([1, 1, group * rows, seen]);
+            let hidden = hidden.expand([batch, kv_heads, group * rows, seen]);
+            // Rows of one query each, to which all keys of the row are shown.
+            let masked = logits.mask_fill(hidden, f32::NEG_INFINITY);
+            masked.reshape([batch * heads * rows, 1, seen])
         };
-
-        let max = logits.clone().max_dim(3);
-        let weights = (logits - max.clone()).exp();
-        let total = weights.clone().sum_dim(3);
-        let weights = weights / total.clone();
+        let (weights, log_sum_exp) = causal_softmax(logits)?;
+        let weights = weights.reshape([batch, kv_heads, group * rows, seen]);
         // The counted queries are the last ones.
         let uncounted = (queries - counted).saturating_sub(start).min(rows);
         if let Some(sums) = sums.as_mut().filter(|_| uncounted < rows) {
@@ -96,17 +89,18 @@ pub(super) fn attend(
         let output = weights.cast(dtype).matmul(part(values));
         outputs.push(output.reshape([batch, heads, rows, head_dim]));
         if options.log_sum_exp {
-            log_sums.push((max + total.log()).reshape([batch, heads, rows]));
+            log_sums.push(log_sum_exp.reshape([batch, heads, rows]));
         }
     }
-    PrefillOutput {
+    Ok(PrefillOutput {
         output: Tensor::cat(outputs, 2),
         column_sums: sums.map(|sums| sums.reshape([batch, heads, tokens])),
         log_sum_exp: options.log_sum_exp.then(|| Tensor::cat(log_sums, 2)),
-    }
+    })
 }
 
-/// A mask of the keys in `ranges` that each of `queries` does not see, `[rows, keys]`.
+/// A mask of the keys in `ranges` that each of `queries` does not see through a window,
+/// `[rows, keys]`.
 fn hidden(
     mask: &Mask,
     queries: Range<usize>,
@@ -124,9 +118,6 @@ fn hidden(
     let keys = keys.expand([rows, seen]);
     let own = line(&queries).unsqueeze_dim::<2>(1).expand([rows, seen]);
     let ahead = keys.clone().greater(own);
-    if mask.window == PrefillWindow::All {
-        return ahead;
-    }
     let starts: Vec<i32> = queries.map(|query| mask.window.start(query) as i32).collect();
     let starts =
         Tensor::<2, Int>::from_data(TensorData::new(starts, [rows, 1]), (&device, DType::I32));

@@ -116,7 +116,7 @@ pub fn prefill_attention(
         return Ok(by_backend(query, keys, values, options));
     }
     debug_assert_ne!(strategy, PrefillStrategy::Hopper, "it is built with `cuda` alone");
-    Ok(blocks::attend(query, keys, values, options))
+    blocks::attend(query, keys, values, options)
 }
 
 /// The keys that queries see.

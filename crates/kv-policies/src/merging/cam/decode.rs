@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::LayerCache;
-use kv_kernels::{Choice, NO_SLOT, top_slots};
+use kv_kernels::{Choice, NO_SLOT, range_slots, top_slots};
 
 use super::Cam;
 use crate::Result;
@@ -31,11 +31,11 @@ impl Cam {
         let device = cache.options().device.clone();
         let last = cache.positions().dims()[0] as i32 - 1;
         // A row of slots for each head; entries behind its last slot are arbitrary.
-        let place = Tensor::<1, Int>::arange(0..longest as i64, (&device, DType::I32));
-        let place = place.unsqueeze_dim::<2>(0).expand([total_kv_heads, longest]);
+        let slots = range_slots(&cache.ranges().offsets, longest).map_err(kv_core::Error::from)?;
         let column = |values: Tensor<2, Int>| values.reshape([total_kv_heads, 1]);
         let offsets = column(cache.ranges().offsets.clone());
-        let slots = (offsets.expand([total_kv_heads, longest]) + place.clone()).clamp_max(last);
+        let place = slots.clone() - offsets.expand([total_kv_heads, longest]);
+        let slots = slots.clamp_max(last);
         let flat = slots.clone().reshape([total_kv_heads * longest]);
         let victims = victims.clone().reshape([total_kv_heads]).clamp_min(0);
         let at_victims = cache.positions().clone().select(0, victims.clone());

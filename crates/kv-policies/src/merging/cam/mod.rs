@@ -12,7 +12,7 @@ use rand::Rng;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::policy::attention_scores::window_attention;
+use crate::policy::attention_scores::window_weights;
 use crate::policy::check::Check;
 use crate::policy::config::{Config, EVICTOR, config_around};
 use crate::policy::evictor::{evictor_of, evictor_part};
@@ -189,7 +189,7 @@ impl Cam {
             CamAttention::Accumulated => observation.attention_sums(NAME)?,
             CamAttention::Step => {
                 let query = observation.last_queries(NAME, 1)?;
-                window_attention(&query, observation.keys).squeeze_dim(2)
+                window_weights(&query, observation.keys)?.squeeze_dim(2)
             }
         };
         Ok(Reduction::Mean.groups(attention, kv_heads))

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::{LayerCache, Selection};
-use kv_kernels::{MergeLists, NO_SLOT, NearestSlotsOptions, SlotLists, nearest_slots};
+use kv_kernels::{MergeLists, NO_SLOT, NearestSlotsOptions, SlotLists, nearest_slots, range_slots};
 
 use super::{D2o, THRESHOLD};
 use crate::Result;
@@ -31,7 +31,7 @@ impl D2o {
         let of = SlotLists { slots: victims, counts: ones.clone() };
         let among = match self.options.spare_protected {
             true => self.open_slots(cache)?,
-            false => all_slots(cache, longest),
+            false => all_slots(cache, longest)?,
         };
         let nearest =
             nearest_slots(cache.keys().clone(), &of, &among, NearestSlotsOptions::default())
@@ -114,16 +114,9 @@ impl D2o {
 }
 
 /// All live slots of heads of up to `longest` slots.
-fn all_slots(cache: &LayerCache, longest: usize) -> SlotLists {
-    let total_kv_heads = cache.layout().head_ranges();
-    let place = Tensor::<1, Int>::arange(0..longest as i64, (&cache.options().device, DType::I32));
-    let place = place.unsqueeze_dim::<2>(0).expand([total_kv_heads, longest]);
-    let offsets = cache
-        .ranges()
-        .offsets
-        .clone()
-        .reshape([total_kv_heads, 1])
-        .expand([total_kv_heads, longest]);
-    let counts = cache.ranges().lengths.clone().reshape([total_kv_heads]);
-    SlotLists { slots: offsets + place, counts }
+fn all_slots(cache: &LayerCache, longest: usize) -> Result<SlotLists> {
+    let ranges = cache.ranges();
+    let slots = range_slots(&ranges.offsets, longest).map_err(kv_core::Error::from)?;
+    let counts = ranges.lengths.clone().reshape([cache.layout().head_ranges()]);
+    Ok(SlotLists { slots, counts })
 }

@@ -6,7 +6,7 @@ use kv_core::{Budget, LayerCache, Room, Selection, counted};
 use super::archive::{Archive, Complete};
 use super::{KeepKv, NAME};
 use crate::keep_top::rescore::remember;
-use crate::policy::attention_scores::{last_queries, window_attention};
+use crate::policy::attention_scores::{last_queries, window_weights};
 use crate::policy::config::invalid;
 use crate::{LayerContext, Observation, PolicyError, Result, Step};
 
@@ -143,10 +143,13 @@ impl KeepKv {
         let [rows, heads, width] = queries.dims();
         let window = queries.reshape([rows, heads, width / head_dim, head_dim]);
         let window = last_queries(&window, tokens);
-        let sums = || window_attention(&window, &run.keys).sum_dim(2).squeeze_dim(2);
+        let sums = match self.evictor.needs().column_sums {
+            true => Some(window_weights(&window, &run.keys)?.sum_dim(2).squeeze_dim(2)),
+            false => None,
+        };
         let observation = Observation::new(&run.keys, &run.values, &run.positions)
             .of_layer(layer)
-            .with_column_sums(self.evictor.needs().column_sums.then(sums))
+            .with_column_sums(sums)
             .with_window(window.clone())
             .with_frequencies(&step.inverse_frequencies)
             .during_decode();

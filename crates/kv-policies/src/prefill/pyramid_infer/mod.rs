@@ -124,7 +124,8 @@ impl PyramidInfer {
     /// Weighted mean of the last `rows` queries' attention, averaged over heads, `[B, T]`.
     fn score(&self, observation: &Observation<'_>, rows: usize) -> Result<Tensor<2>> {
         let queries = observation.last_queries(self.name(), rows)?;
-        Ok(recent_attention(&queries, observation.keys, LAST_WEIGHT).mean_dim(1).squeeze_dim(1))
+        let attention = recent_attention(&queries, observation.keys, LAST_WEIGHT)?;
+        Ok(attention.mean_dim(1).squeeze_dim(1))
     }
 
     /// Tokens of the prompt, and how many of them the first layer keeps.
