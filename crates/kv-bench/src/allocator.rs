@@ -1,4 +1,4 @@
-//! The system's allocator, told to keep the memory that runs on a CPU free.
+//! The system's allocator, told to keep memory that a run on a CPU has freed.
 
 /// Lets glibc keep freed memory for the next allocation, whatever its size. Elsewhere nothing
 /// changes.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread::{self, ThreadId};
 
 use burn::tensor::Tensor;
-use kv_core::{KvCache, MemoryReport, Origin, read_f32};
+use kv_core::{KvCache, LayerCache, MemoryReport, Origin, read_f32};
 use kv_kernels::device_work;
 use kv_policies::{Policy, warn_of_remarks};
 
@@ -240,19 +240,9 @@ impl<'a> Session<'a> {
         Ok(before)
     }
 
-    /// [`Self::append`] of tokens whose own logits nobody wants, such as a question: only the
-    /// logits behind the last of them are made.
-    ///
-    /// # Errors
-    /// The errors of [`Self::append`].
-    pub fn append_question(&mut self, tokens: &[&[u32]]) -> Result<()> {
-        let _work = device_work();
-        if self.policy.capabilities().changes_decode {
-            return self.append_by_steps(tokens, |_| {});
-        }
-        if tokens.first().is_none_or(|tokens| tokens.is_empty()) {
-            return Ok(());
-        }
+    /// [`Self::append`] at once, of tokens whose own logits nobody wants, such as a question: only
+    /// the logits behind the last of them are made.
+    fn append_to_last(&mut self, tokens: &[&[u32]]) -> Result<()> {
         let seen = self.cache.seen.clone();
         self.logits = self.model.llama().extend_to_last(tokens, &mut self.cache)?;
         self.note_appended(tokens, &seen);
@@ -295,15 +285,38 @@ impl<'a> Session<'a> {
     /// A deep copy that goes on by itself.
     pub fn fork(&self) -> Self {
         let _work = device_work();
+        self.copy_with(self.cache.clone(), 1)
+    }
+
+    /// A deep copy with each sequence `times` times: all sequences, then all of them again. They go
+    /// on by themselves, such as several questions on one compressed context.
+    ///
+    /// # Errors
+    /// [`ModelError::EmptyPrompt`] for no times, and the errors of [`LayerCache::concat`].
+    pub fn repeated(&self, times: usize) -> Result<Self> {
+        if times == 0 {
+            return Err(ModelError::EmptyPrompt);
+        }
+        let _work = device_work();
+        let KvCache { layers, seen, origin } = &self.cache;
+        let layers = layers.iter().map(|layer| LayerCache::concat(vec![layer.clone(); times]));
+        let layers = layers.collect::<kv_core::Result<_>>()?;
+        let cache = KvCache { layers, seen: seen.repeat(times), origin: origin.clone() };
+        Ok(self.copy_with(cache, times))
+    }
+
+    /// A copy with another cache, which has all sequences `times` times.
+    fn copy_with(&self, cache: KvCache, times: usize) -> Self {
+        let rows = 0..times * self.cache.batch();
         Self {
             model: self.model,
             policy: self.policy.clone(),
-            cache: self.cache.clone(),
-            history: self.history.clone(),
+            cache,
+            history: self.history.as_ref().map(|history| vec![&history[..]; times].concat()),
             // A copy: a recorded step writes every step's logits into the same place.
-            logits: self.logits.clone().mul_scalar(1.0),
+            logits: self.logits.clone().repeat_dim(0, times).mul_scalar(1.0),
             steps: self.steps,
-            ended: self.ended.clone(),
+            ended: rows.filter(|row| self.ended.contains(&(row % self.cache.batch()))).collect(),
             home: thread::current().id(),
             scratch: self.scratch,
         }

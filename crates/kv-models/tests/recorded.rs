@@ -225,6 +225,76 @@ fn steps_ahead_of_the_host_draw_the_same() {
     }
 }
 
+/// Questions go in as other tokens do, before drawn tokens and behind them, drawn with a repetition
+/// penalty too. An empty question changes nothing.
+#[test]
+fn questions_are_appended_as_other_tokens_are() {
+    for tested in devices() {
+        let model = embedded(&tested);
+        for config in [
+            json!({"policy": "snapkv", "budget": 0.5}),
+            json!({"policy": "h2o", "budget": 64}),
+            json!({"policy": "cam", "budget": 64}),
+        ] {
+            let name = format!("{config} on {}", tested.name);
+            let session = start(&model, &config, 60);
+            for repetition_penalty in [1.0, 1.3] {
+                let sampling =
+                    Sampling { temperature: 0.8, repetition_penalty, ..Sampling::default() };
+                let decoder = || session.fork().decoder(&[sampling; 3]).unwrap();
+                let (mut tokens, mut questions) = (decoder(), decoder());
+                let row: Vec<u32> = (0..9).map(|at| 20 + at * 17).collect();
+                for drawn in [3, 2] {
+                    tokens.append(&[&row[..]; 3]).unwrap();
+                    questions.append_question(&[&row[..]; 3]).unwrap();
+                    questions.append_question(&[&row[..0]; 3]).unwrap();
+                    for _ in 0..drawn {
+                        let own = tokens.next_tokens().unwrap();
+                        assert_eq!(own, questions.next_tokens().unwrap(), "{name}");
+                    }
+                }
+                let error = questions.append_question(&[&row[..]; 2]).unwrap_err();
+                let expected = ModelError::UnequalPrompts { expected: 3, actual: 2 };
+                assert_eq!(error.to_string(), expected.to_string(), "{name}");
+            }
+        }
+    }
+}
+
+/// Copies of sequences go on as the sequences do, and ended ones stay ended.
+#[test]
+fn repeated_sequences_go_on_by_themselves() {
+    for tested in devices() {
+        let model = embedded(&tested);
+        for config in [
+            json!({"policy": "full"}),
+            json!({"policy": "adakv", "budget": 0.3}),
+            json!({"policy": "kvreviver", "budget": 150}),
+            json!({"policy": "hshare", "budget": 64}),
+            json!({"policy": "balancekv-stream", "budget": 96}),
+        ] {
+            let name = format!("{config} on {}", tested.name);
+            let mut session = start(&model, &config, 20);
+            session.end(2);
+            let repeated = session.repeated(2).unwrap();
+            assert_eq!(repeated.live_bytes().len(), 6, "{name}");
+            let mut both = repeated.decoder(&[Sampling::greedy(); 6]).unwrap();
+            let mut one = session.decoder(&[Sampling::greedy(); 3]).unwrap();
+            for step in 0..8 {
+                let (own, twice) = (one.next_tokens().unwrap(), both.next_tokens().unwrap());
+                assert_eq!(own[..2], twice[..2], "{name} step {step}");
+                assert_eq!(own[..2], twice[3..5], "{name} step {step}");
+            }
+            assert_eq!(both.session().cache().seen[2], both.session().cache().seen[5], "{name}");
+            assert_eq!(both.session().cache().seen[..3], one.session().cache().seen, "{name}");
+        }
+    }
+    let tested = devices().remove(0);
+    let model = embedded(&tested);
+    let session = start(&model, &json!({"policy": "full"}), 1);
+    assert!(matches!(session.repeated(0).unwrap_err(), ModelError::EmptyPrompt));
+}
+
 /// A text's own tokens in place of drawn ones: the logits of launched steps, before drawn tokens
 /// and behind them.
 #[test]

@@ -250,7 +250,7 @@ impl<'a> Decoder<'a> {
         if self.session.policy.capabilities().changes_decode {
             self.append_by_steps(tokens, count, &mut |_| {})
         } else {
-            self.append_at_once(tokens, count, |session| session.append_question(tokens))
+            self.append_at_once(tokens, count, |session| session.append_to_last(tokens))
         }
     }
 

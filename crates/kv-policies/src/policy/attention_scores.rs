@@ -237,3 +237,30 @@ pub fn pool_scores(scores: Tensor<3>, pooling: Pooling, kernel: usize) -> Tensor
         (None, _) => padded,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kv_testing::{Numbers, devices, relative_error};
+
+    use super::*;
+
+    #[test]
+    fn kernel_and_tensor_operations_agree() {
+        for tested in devices() {
+            for [window, tokens] in [[1, 40], [7, 40], [40, 40], [3, 5]] {
+                let mut numbers = Numbers::new(window as u64);
+                let mut tensor = |heads: usize, rows: usize| {
+                    let flat = numbers.tensor([2 * heads * rows, 16], &tested.device);
+                    flat.reshape([2, heads, rows, 16]).mul_scalar(3.0)
+                };
+                let (queries, keys) = (tensor(6, window), tensor(2, tokens));
+                let [kernel, operations] =
+                    [window_weights(&queries, &keys).unwrap(), window_attention(&queries, &keys)]
+                        .map(|weights| weights.try_into_vec_as::<f32>().unwrap());
+                let expected: Vec<f64> = operations.into_iter().map(f64::from).collect();
+                let error = relative_error(&kernel, &expected);
+                assert!(error < 1e-5, "{} {window} of {tokens}: {error}", tested.name);
+            }
+        }
+    }
+}

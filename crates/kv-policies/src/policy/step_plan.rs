@@ -433,11 +433,11 @@ impl StepUpdate<'_> {
     fn apply_to(self, cache: &mut LayerCache, step: &Step, output: &StepOutput) -> Result<()> {
         match self {
             Self::AddProbabilities { sums, reduction } => {
-                let (logits, log_sum_exp) = logits_of(&output.attention)?;
+                let (logits, log_sum_exp) = output.logits()?;
                 Ok(cache.add_probabilities(sums, logits, log_sum_exp, reduction)?)
             }
             Self::AddContributions { sums, norms, reduction } => {
-                let (logits, log_sum_exp) = logits_of(&output.attention)?;
+                let (logits, log_sum_exp) = output.logits()?;
                 Ok(cache.add_contributions([sums, norms], logits, log_sum_exp, reduction)?)
             }
             Self::Own(update) => update(cache, step, output),
@@ -446,6 +446,11 @@ impl StepUpdate<'_> {
 }
 
 impl StepOutput {
+    /// The logits `[S, G]` and log-sum-exp `[B, Hq]` of a plan that asks for them.
+    pub(crate) fn logits(&self) -> Result<(Tensor<2>, Tensor<2>)> {
+        logits_of(&self.attention)
+    }
+
     pub(crate) fn view<'a>(
         &'a self,
         layer: LayerContext,

@@ -10,6 +10,9 @@ use serde_json::Value;
 use super::answer_file::hash_of;
 use crate::report;
 
+/// Room behind a prompt is a multiple of this number of tokens.
+const ROOM: usize = 256;
+
 /// A question's tokens.
 pub(super) struct Asked {
     pub(super) task: Arc<Task>,
@@ -104,6 +107,14 @@ impl Asked {
     /// Tokens that follow the compressed prompt.
     pub(super) fn appended(&self, aware: bool) -> usize {
         if aware { 0 } else { self.parts[1].len() }
+    }
+
+    /// Tokens to keep room for behind the compressed prompt. Some policies compress by this number,
+    /// and answers must not depend on the other questions of a batch, which all have one room: it
+    /// is rounded up, so that questions of different lengths share a batch or a context.
+    pub(super) fn room(&self, aware: bool) -> usize {
+        let tokens = self.appended(aware).saturating_add(self.task.max_new_tokens);
+        tokens.checked_next_multiple_of(ROOM).unwrap_or(tokens)
     }
 
     /// The request to the model.

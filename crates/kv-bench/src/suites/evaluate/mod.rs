@@ -283,6 +283,24 @@ fn generate_all(session: Session<'_>, requests: &[Request]) -> kv_models::Result
     generate_from(session, requests, |_| ControlFlow::Continue(()))
 }
 
+/// How a question is asked.
+#[derive(Debug, Clone, Copy)]
+struct Turn {
+    /// Whether the question is in sight when the prompt is compressed.
+    aware: bool,
+    /// The number of the sample, from 0.
+    sample: usize,
+}
+
+/// Answers to be written.
+struct Written {
+    generated: GeneratedBatch,
+    /// What was held of each prompt.
+    strips: Vec<Option<String>>,
+    /// Seconds of an answer.
+    each: f64,
+}
+
 /// What a run asks.
 struct Runs<'a, 'b, 'm> {
     bench: &'b ModelBench<'m>,
@@ -304,10 +322,8 @@ impl<'a> Runs<'a, '_, '_> {
             Mode::QuestionAgnostic => &[false],
             Mode::Both => &[true, false],
         };
-        let cpu = self.bench.is_cpu();
-        let most = self.options.batch.unwrap_or(if cpu { 1 } else { BATCH });
         let batches = modes.iter().flat_map(|&aware| {
-            let of_mode = batches(self.asked, aware, most);
+            let of_mode = batches(self.asked, aware, self.most_together());
             of_mode.into_iter().map(move |batch| (aware, batch))
         });
         let batches: Vec<(bool, Batch)> = batches.collect();
@@ -322,11 +338,12 @@ impl<'a> Runs<'a, '_, '_> {
         let mut all = Vec::new();
         for sample in 0..self.options.samples {
             for (aware, batch) in &batches {
-                self.answer_batch(file, *aware, batch, sample)?;
+                let turn = Turn { aware: *aware, sample };
+                self.answer_batch(file, turn, batch)?;
                 for &index in batch.questions() {
                     let asked = &self.asked[index];
                     for policy_run in self.policy_runs {
-                        let key = self.key(policy_run, asked, *aware, sample);
+                        let key = self.key(policy_run, asked, turn);
                         let answer = file.get(&key).context("an answer is missing")?;
                         all.push((policy_run, index, answer.clone()));
                     }
@@ -338,104 +355,169 @@ impl<'a> Runs<'a, '_, '_> {
         Ok(all)
     }
 
+    /// Questions that generate together, at most.
+    fn most_together(&self) -> usize {
+        self.options.batch.unwrap_or(if self.bench.is_cpu() { 1 } else { BATCH })
+    }
+
     /// Generates the answers of a batch that the file lacks.
-    fn answer_batch(
-        &self,
-        file: &mut AnswerFile,
-        aware: bool,
-        batch: &Batch,
-        sample: usize,
-    ) -> anyhow::Result<()> {
-        let model = &self.bench.model;
-        let lacks = |policy_run: &PolicyRun, index: usize| {
-            file.get(&self.key(policy_run, &self.asked[index], aware, sample)).is_none()
-        };
+    fn answer_batch(&self, file: &mut AnswerFile, turn: Turn, batch: &Batch) -> anyhow::Result<()> {
         let all = batch.questions();
-        let open = |own: &&PolicyRun| all.iter().any(|&index| lacks(own, index));
+        let open = |own: &&PolicyRun| !self.lacking(file, own, all, turn).is_empty();
         let open: Vec<&PolicyRun> = self.policy_runs.iter().filter(open).collect();
-        let lacking = |index: &usize| open.iter().any(|own| lacks(own, *index));
-        let rows: Vec<usize> = all.iter().copied().filter(lacking).collect();
         if open.is_empty() {
             return Ok(());
         }
-        let requests: Vec<Request> =
-            rows.iter().map(|&index| self.request(index, aware, sample)).collect();
-        let (prompts, room): (Vec<Vec<u32>>, Vec<usize>) = match batch {
-            Batch::Prompts(_) => {
-                requests.iter().map(|own| (own.tokens.clone(), own.room())).unzip()
-            }
-            Batch::Context(_) => {
-                let room = all.iter().map(|&index| self.request(index, aware, sample).room());
-                (vec![requests[0].tokens.clone()], Vec::from_iter(room.max()))
-            }
+        match batch {
+            Batch::Prompts(_) => self.answer_prompts(file, turn, all, &open),
+            Batch::Context(_) => self.answer_on_context(file, turn, all, &open),
+        }
+    }
+
+    /// Generates the answers to questions with prompts of their own, all together.
+    fn answer_prompts(
+        &self,
+        file: &mut AnswerFile,
+        turn: Turn,
+        all: &[usize],
+        open: &[&PolicyRun],
+    ) -> anyhow::Result<()> {
+        let lacking = |index: &usize| {
+            open.iter().any(|own| !self.lacking(file, own, &[*index], turn).is_empty())
         };
-        // A policy that draws sees no question, so that questions on one context share the draws.
-        let seeds: Vec<u64> =
-            prompts.iter().map(|own| self.compression_seed(own, sample)).collect();
-        let policies: Vec<Arc<dyn Policy>> = open.iter().map(|own| own.policy.clone()).collect();
-        let started = Instant::now();
-        let sessions = Session::start_rows(model, &policies, &prompts, &seeds, &room)?;
-        model.llama().device().sync()?;
-        let prefill = started.elapsed().as_secs_f64() / (open.len() * rows.len()) as f64;
+        let rows: Vec<usize> = all.iter().copied().filter(lacking).collect();
+        let requests = self.requests(&rows, turn);
+        let prompts = requests.iter().map(|own| own.tokens.clone()).collect();
+        let (sessions, prefill) =
+            self.start(open, turn, prompts, self.asked[rows[0]].room(turn.aware))?;
         for (policy_run, session) in open.iter().zip(sessions) {
-            let mut strips = kept::strips(&session)?;
+            let strips = kept::strips(&session)?;
             let started = Instant::now();
-            let batches = match batch {
-                Batch::Prompts(_) => vec![generate_all(session, &requests)],
-                Batch::Context(_) => {
-                    strips = vec![strips[0].clone(); requests.len()];
-                    requests.chunks(1).map(|own| generate_all(session.fork(), own)).collect()
-                }
-            };
-            let generated = batches.into_iter().collect::<kv_models::Result<Vec<_>>>();
+            let generated = generate_all(session, &requests);
             let generated = generated.with_context(|| policy_run.label.clone())?;
-            let seconds = prefill + started.elapsed().as_secs_f64() / rows.len() as f64;
-            let outputs = generated.into_iter().flat_map(|batch| {
-                let bytes = batch.kept_bytes.into_iter().zip(batch.ended_bytes);
-                batch.outputs.into_iter().zip(bytes)
-            });
-            for ((&index, (output, (kept_bytes, ended_bytes))), kept) in
-                rows.iter().zip(outputs).zip(strips)
-            {
-                let asked = &self.asked[index];
-                let key = self.key(policy_run, asked, aware, sample);
-                if file.get(&key).is_some() {
-                    continue;
-                }
-                let text = output.text.unwrap_or_default();
-                let score = asked.score(&text)?;
-                file.add(Answer {
-                    hash: key.hash(),
-                    key,
-                    prompt_tokens: asked.tokens(),
-                    output: text,
-                    finish: format!("{:?}", output.finish).to_lowercase(),
-                    tokens: output.tokens.len(),
-                    kept_bytes,
-                    peak_bytes: ended_bytes.max(kept_bytes),
-                    seconds,
-                    score,
-                    kept,
-                })?;
+            let seconds = prefill + started.elapsed().as_secs_f64();
+            let each = seconds / rows.len() as f64;
+            self.write(file, policy_run, turn, &rows, Written { generated, strips, each })?;
+        }
+        Ok(())
+    }
+
+    /// Generates the answers to questions on one context, which is compressed once.
+    fn answer_on_context(
+        &self,
+        file: &mut AnswerFile,
+        turn: Turn,
+        all: &[usize],
+        open: &[&PolicyRun],
+    ) -> anyhow::Result<()> {
+        let first = &self.asked[all[0]];
+        let context = first.context().unwrap_or_default().to_vec();
+        let (sessions, prefill) = self.start(open, turn, vec![context], first.room(turn.aware))?;
+        for (policy_run, session) in open.iter().zip(sessions) {
+            let strips = kept::strips(&session)?;
+            let own = self.lacking(file, policy_run, all, turn);
+            let appended = |index: usize| self.asked[index].appended(turn.aware);
+            let equal = own.chunk_by(|&a, &b| appended(a) == appended(b));
+            for rows in equal.flat_map(|equal| equal.chunks(self.most_together())) {
+                let started = Instant::now();
+                let repeated = session.repeated(rows.len())?;
+                let generated = generate_all(repeated, &self.requests(rows, turn));
+                let generated = generated.with_context(|| policy_run.label.clone())?;
+                let strips = vec![strips[0].clone(); rows.len()];
+                let generation = started.elapsed().as_secs_f64() / rows.len() as f64;
+                let each = prefill / own.len() as f64 + generation;
+                self.write(file, policy_run, turn, rows, Written { generated, strips, each })?;
             }
         }
         Ok(())
     }
 
-    /// A question's request. Whatever the policy, a question draws the same numbers.
-    fn request(&self, index: usize, aware: bool, sample: usize) -> Request {
-        let asked = &self.asked[index];
-        let seed = self.key(&self.policy_runs[0], asked, aware, sample).seed();
-        asked.request(aware, Sampling { seed, ..self.options.sampling() })
+    /// The questions, of `all`, whose answers under a policy are not in the file.
+    fn lacking(
+        &self,
+        file: &AnswerFile,
+        policy_run: &PolicyRun,
+        all: &[usize],
+        turn: Turn,
+    ) -> Vec<usize> {
+        let lacks =
+            |&index: &usize| file.get(&self.key(policy_run, &self.asked[index], turn)).is_none();
+        all.iter().copied().filter(lacks).collect()
     }
 
-    /// The seed of a policy that draws as it compresses a prompt.
-    fn compression_seed(&self, prompt: &[u32], sample: usize) -> u64 {
-        seed_of(&json!([prompt, self.bench.common.seed, sample]).to_string())
+    /// The sessions of some policies, with room for `room` tokens behind each prompt, and a
+    /// policy's share of the seconds that this takes.
+    fn start(
+        &self,
+        open: &[&PolicyRun],
+        turn: Turn,
+        prompts: Vec<Vec<u32>>,
+        room: usize,
+    ) -> anyhow::Result<(Vec<Session<'_>>, f64)> {
+        let model = &self.bench.model;
+        // A policy's draws depend on the tokens that it compresses, whatever is asked behind them.
+        let seed = |prompt: &Vec<u32>| {
+            seed_of(&json!([prompt, self.bench.common.seed, turn.sample]).to_string())
+        };
+        let seeds: Vec<u64> = prompts.iter().map(seed).collect();
+        let policies: Vec<Arc<dyn Policy>> = open.iter().map(|own| own.policy.clone()).collect();
+        let started = Instant::now();
+        let room = vec![room; prompts.len()];
+        let sessions = Session::start_rows(model, &policies, &prompts, &seeds, &room)?;
+        model.llama().device().sync()?;
+        Ok((sessions, started.elapsed().as_secs_f64() / open.len() as f64))
+    }
+
+    /// The requests of some questions. Whatever the policy, a question draws the same numbers.
+    fn requests(&self, rows: &[usize], turn: Turn) -> Vec<Request> {
+        let request = |&index: &usize| {
+            let asked = &self.asked[index];
+            let seed = self.key(&self.policy_runs[0], asked, turn).seed();
+            asked.request(turn.aware, Sampling { seed, ..self.options.sampling() })
+        };
+        rows.iter().map(request).collect()
+    }
+
+    /// Grades answers and writes the ones that the file lacks.
+    fn write(
+        &self,
+        file: &mut AnswerFile,
+        policy_run: &PolicyRun,
+        turn: Turn,
+        rows: &[usize],
+        written: Written,
+    ) -> anyhow::Result<()> {
+        let Written { generated, strips, each } = written;
+        let bytes = generated.kept_bytes.into_iter().zip(generated.ended_bytes);
+        let outputs = generated.outputs.into_iter().zip(bytes).zip(strips);
+        for (&index, ((output, (kept_bytes, ended_bytes)), kept)) in rows.iter().zip(outputs) {
+            let asked = &self.asked[index];
+            let key = self.key(policy_run, asked, turn);
+            if file.get(&key).is_some() {
+                continue;
+            }
+            let text = output.text.unwrap_or_default();
+            let score = asked.score(&text)?;
+            file.add(Answer {
+                hash: key.hash(),
+                key,
+                prompt_tokens: asked.tokens(),
+                output: text,
+                finish: format!("{:?}", output.finish).to_lowercase(),
+                tokens: output.tokens.len(),
+                kept_bytes,
+                peak_bytes: ended_bytes.max(kept_bytes),
+                seconds: each,
+                score,
+                kept,
+            })?;
+        }
+        Ok(())
     }
 
     /// What an answer depends on.
-    fn key(&self, policy_run: &PolicyRun, asked: &Asked, aware: bool, sample: usize) -> Key {
+    fn key(&self, policy_run: &PolicyRun, asked: &Asked, turn: Turn) -> Key {
+        let Turn { aware, sample } = turn;
         let model = &self.bench.model;
         Key {
             model: model.name().into(),
@@ -589,7 +671,8 @@ mod tests {
             });
             std::fs::write(&task, questions).unwrap();
             let line = ["evaluate", "--task", &task, "--answers", &answers, "--budget", "0.4"];
-            let more = ["--policy", "snapkv,h2o,random", "--mode", "question-agnostic"];
+            let policies = "snapkv,h2o,random,kvreviver";
+            let more = ["--policy", policies, "--mode", "question-agnostic", "--batch", "2"];
             ran(&[&line[..], &more].concat()).unwrap();
             lines(Path::new(&answers))
         };
@@ -606,7 +689,7 @@ mod tests {
         let together = run("together", &asked.concat());
         let alone: Vec<Value> =
             asked.iter().enumerate().flat_map(|(i, asked)| run(&format!("{i}"), asked)).collect();
-        assert_eq!(together.len(), 3 * 4);
+        assert_eq!(together.len(), 3 * 5);
         assert_eq!(own(&together), own(&alone));
         let full = together.iter().filter(|line| line["policy"]["policy"] == "full");
         assert!(full.into_iter().all(|line| line["score"] == 1.0), "{together:#?}");

@@ -33,7 +33,7 @@ mod cpu {
         fn causal_softmax(logits: FlexTensor) -> (FlexTensor, FlexTensor) {
             let shape: [usize; 3] = logits.layout().shape().dims();
             let [rows, queries, tokens] = shape;
-            let mut weights = wide(&logits).to_vec();
+            let mut weights = wide(&logits).into_vec();
             let log_sums = causal_softmax(&mut weights, queries, tokens);
             let tensor = |data: TensorData| FlexTensor::from_data(data);
             let log_sums = TensorData::new(log_sums, [rows, queries]);

@@ -35,6 +35,7 @@ pub fn causal_softmax(logits: Tensor<3>) -> Result<(Tensor<3>, Tensor<2>), Kerne
     check.supported()?;
     check.f32("logits", &logits)?;
     check.filled("logits", &logits)?;
+    check.counted("logits", &logits)?;
     let [_, queries, tokens] = logits.dims();
     if queries > tokens {
         return Err(KernelError::Unsupported {

@@ -3,7 +3,7 @@
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
-use crate::components::host_vectors::{exponentials, sum};
+use crate::components::host_vectors::{exponentials, maximum, sum};
 
 /// Numbers that a core takes at a time, as waking it takes some 10 µs.
 const PART: usize = 1 << 15;
@@ -32,7 +32,7 @@ impl WithSimd for Row<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> f32 {
         let Self { logits } = self;
-        let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let top = maximum(simd, logits);
         exponentials(simd, logits, top);
         let total = sum(simd, logits);
         if total != 0.0 {

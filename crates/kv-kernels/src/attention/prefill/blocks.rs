@@ -1,5 +1,5 @@
 //! Prefill attention by the tensor library's matrix products, one block of queries after another:
-//! on every device without the Hopper kernel, and on the CPU.
+//! on every GPU without the Hopper kernel, and on the CPU where it is forced.
 
 use std::ops::Range;
 

@@ -182,18 +182,9 @@ impl Policy for KvMerger {
         Ok(StepPlan {
             attention: StepAttention::Live { probabilities: false, logits: true },
             update: Some(StepUpdate::Own(Box::new(|cache, _, output| {
-                if let (Some(logits), Some(log_sum_exp)) =
-                    (output.attention.logits.clone(), output.attention.log_sum_exp.clone())
-                {
-                    cache.add_probabilities(
-                        ATTENTION,
-                        logits,
-                        log_sum_exp,
-                        GroupReduction::Mean,
-                    )?;
-                    self.shrink(cache)?;
-                }
-                Ok(())
+                let (logits, log_sum_exp) = output.logits()?;
+                cache.add_probabilities(ATTENTION, logits, log_sum_exp, GroupReduction::Mean)?;
+                self.shrink(cache)
             }))),
             recordable: self.budgets_behind(cache, 1).is_none(),
             ..StepPlan::append()

@@ -28,8 +28,8 @@ impl BalanceKvStream {
     ) -> Result<()> {
         let reduction = self.reduction();
         if self.norm_bound.is_none() {
-            // Nothing is erased, so that all batches can enter before the first is halved: a level's
-            // batches have the tokens and the draws that they would have one after the other.
+            // Nothing is erased, so that all batches can enter before the first is halved: a
+            // level's batches have the tokens and draws that they would have one after the other.
             let rows = instances.iter_mut().zip(new).zip(longest);
             for ((instances, tokens), longest) in rows {
                 for &(token, norm) in tokens {
