@@ -122,7 +122,7 @@ pub enum TaskError {
         actual: usize,
     },
     /// A Parquet, CSV or ZIP file is malformed.
-    #[error("{place} is no valid {format}: {reason}; download it again")]
+    #[error("{place} is no valid {format}: {reason}; mend it, or download it again")]
     Malformed {
         /// The file, and the row if the file could be opened.
         place: Place,

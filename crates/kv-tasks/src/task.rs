@@ -160,6 +160,11 @@ impl Task {
         }
     }
 
+    /// Whether its questions are generated here, to a given length.
+    pub fn is_generated(&self) -> bool {
+        matches!(self.source, Source::Ruler { .. })
+    }
+
     /// Its questions, in the order of the data set, or generated.
     ///
     /// # Errors

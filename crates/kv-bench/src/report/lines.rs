@@ -76,9 +76,16 @@ fn paint(canvas: &Canvas, panel: &Panel, x: &Axis, y: &Axis) -> anyhow::Result<V
     }
     // The full cache last, so that nothing covers it.
     let order = |full: bool| panel.series.iter().filter(move |s| s.policy.is_none() == full);
-    // Error bars at one x stand side by side.
+    // Error bars at one x stand side by side, others at their points.
     let step = (24.0 / panel.series.len() as f64).min(4.0);
-    let aside = |index: usize| step * (index as f64 - (panel.series.len() - 1) as f64 / 2.0);
+    let bars_at = |at: f64| {
+        let points = panel.series.iter().flat_map(|series| &series.points);
+        points.filter(|point| point.x == Some(at) && point.y.interval.is_some()).count()
+    };
+    let aside = |index: usize, at: f64| match bars_at(at) {
+        1 => 0.0,
+        _ => step * (index as f64 - (panel.series.len() - 1) as f64 / 2.0),
+    };
     for (index, series) in order(false).chain(order(true)).enumerate() {
         let color = Ink::of(series.policy).color();
         let place = |point: &Point| {
@@ -93,7 +100,7 @@ fn paint(canvas: &Canvas, panel: &Panel, x: &Axis, y: &Axis) -> anyhow::Result<V
         let error = |point: &Point| {
             let value = point.y;
             let (at, aside) = match point.x {
-                Some(at) => (x.coordinate(at)?, px(aside(index))),
+                Some(at) => (x.coordinate(at)?, px(aside(index, at))),
                 None => (x.high, 0),
             };
             y.coordinate(value.mean)?;

@@ -100,6 +100,9 @@ impl AnswerFile {
     /// midst that is no answer.
     pub(super) fn open(path: &Path) -> anyhow::Result<Self> {
         let name = || path.display().to_string();
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+        }
         let mut options = OpenOptions::new();
         let file = options.create(true).read(true).append(true).open(path).with_context(name)?;
         ensure!(

@@ -21,7 +21,9 @@ use std::time::Instant;
 
 use anyhow::{Context, anyhow, ensure};
 use kv_core::counted;
-use kv_models::{GeneratedBatch, Model, Request, Sampling, Session, Tokenizer, generate_from};
+use kv_models::{
+    GeneratedBatch, Model, ModelError, Request, Sampling, Session, Tokenizer, generate_from,
+};
 use kv_policies::Policy;
 use kv_tasks::{Question, QuestionOptions, Task, TaskError, Tokens};
 use serde_json::json;
@@ -31,7 +33,7 @@ use crate::options::{Chat, Evaluate};
 use crate::policy_runs::PolicyRun;
 use crate::progress::Progress;
 use crate::prompts::Mode;
-use crate::record::{Case, metric, mode};
+use crate::record::{Case, is_full, metric, mode};
 use crate::report::{ShownAnswer, ShownQuestion};
 use answer_file::{Answer, AnswerFile, Key, seed_of};
 use asked::Asked;
@@ -42,6 +44,8 @@ const SUITE: &str = "evaluate";
 const BUDGETS: [f64; 3] = [0.5, 0.25, 0.1];
 /// Questions that generate together, where the command does not say how many.
 const BATCH: usize = 8;
+/// A mean score of the full cache below which policies are not worth comparing.
+const LEAST_SCORE: f64 = 0.02;
 
 /// A graded answer of a question under a policy.
 pub(crate) struct Graded<'a> {
@@ -62,23 +66,23 @@ pub(crate) struct Graded<'a> {
 pub(crate) fn run(bench: &mut ModelBench<'_>, options: &Evaluate) -> anyhow::Result<()> {
     let policy_runs = bench.common.policy_runs(&BUDGETS)?;
     let measured = measure(bench, options, &policy_runs, &mut |_| Ok(()));
-    measured.map(drop).map_err(|error| match error.chain().any(wants_folder) {
-        true => anyhow!("{error:#}; --data FOLDER names it"),
-        false => error,
+    measured.map(drop).map_err(|error| match error.chain().find_map(helping_option) {
+        Some(option) => anyhow!("{error:#}; {option} names it"),
+        None => error,
     })
 }
 
-/// Whether an error is one that a folder of data sets would help against.
-fn wants_folder(error: &(dyn std::error::Error + 'static)) -> bool {
-    matches!(
-        error.downcast_ref(),
-        Some(
-            TaskError::Offline { .. }
-                | TaskError::NotInDataSet { .. }
-                | TaskError::Unavailable { .. }
-                | TaskError::NoFolder { .. }
-        )
-    )
+/// The option that helps against an error.
+fn helping_option(error: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
+    match error.downcast_ref()? {
+        TaskError::Offline { .. }
+        | TaskError::NotInDataSet { .. }
+        | TaskError::Unavailable { .. }
+        | TaskError::NoFolder { .. } => Some("--data FOLDER"),
+        TaskError::NoLength { .. } => Some("--length TOKENS"),
+        TaskError::NoText { .. } => Some("--text FILE"),
+        _ => None,
+    }
 }
 
 /// Questions that were asked.
@@ -100,6 +104,11 @@ pub(crate) fn measure(
     see: &mut dyn FnMut(&Graded<'_>) -> anyhow::Result<()>,
 ) -> anyhow::Result<Measured> {
     options.sampling().validate()?;
+    ensure!(
+        options.samples == 1 || options.temperature > 0.0,
+        "--samples {}: all samples of a question are equal without a --temperature above 0",
+        options.samples
+    );
     if let Some(path) = &options.tokenizer {
         let name = bench.model.name();
         ensure!(bench.model.tokenizer().is_none(), "--tokenizer: {name} has a tokenizer");
@@ -125,6 +134,7 @@ pub(crate) fn measure(
     let runs = Runs { bench, options, policy_runs, asked: &asked, fingerprint };
     let answers = runs.answers(&mut file)?;
     let mut shown: Vec<ShownQuestion> = asked.iter().map(Asked::shown).collect();
+    let mut of_full = Vec::new();
     for (policy_run, index, answer) in answers {
         let asked = &asked[index];
         // By the grader and the references of this run.
@@ -138,6 +148,9 @@ pub(crate) fn measure(
             ..Case::default()
         };
         let case = case.prompt_of(&asked.task.name, &asked.question.id);
+        if is_full(&policy_run.label) {
+            of_full.push(score);
+        }
         let setup = policy_run.setup();
         bench.record(SUITE, &case, setup, metric::SCORE, score);
         bench.record(SUITE, &case, setup, metric::NEW_TOKENS, answer.tokens as f64);
@@ -158,6 +171,15 @@ pub(crate) fn measure(
         });
     }
     bench.show(shown);
+    let mean = of_full.iter().sum::<f64>() / of_full.len().max(1) as f64;
+    if !of_full.is_empty() && mean < LEAST_SCORE {
+        bench.note(format!(
+            "the full cache scores {:.1} % in the mean: the model cannot answer these questions, \
+             and differences between policies say nothing",
+            100.0 * mean
+        ));
+    }
+    bench.note(settings(options, &asked));
     bench.note(format!("answers, one JSON line each: {}", path.display()));
     Ok(measured)
 }
@@ -180,6 +202,35 @@ fn dtypes(model: &Model) -> String {
     let [own, matrices] = [model.llama().dtype(), model.llama().matrix_dtype()]
         .map(|dtype| format!("{dtype:?}").to_lowercase());
     if own == matrices { own } else { format!("{own}, matrices {matrices}") }
+}
+
+/// How the questions were asked and graded.
+fn settings(options: &Evaluate, asked: &[Asked]) -> String {
+    let sampling = options.sampling();
+    let chosen = match sampling.temperature > 0.0 {
+        false => "the likeliest tokens".to_string(),
+        true => {
+            let limits = [
+                sampling.top_p.map(|p| format!("top-p {p}")),
+                sampling.top_k.map(|k| format!("top-k {k}")),
+                sampling.min_p.map(|p| format!("min-p {p}")),
+            ];
+            let limits: Vec<String> = limits.into_iter().flatten().collect();
+            let drawn = vec![format!("drawn with temperature {}", sampling.temperature)];
+            let answers = vec![format!("{} a question", counted(options.samples, "answer"))];
+            [drawn, limits, answers].concat().join(", ")
+        }
+    };
+    let mut tasks: Vec<String> = asked
+        .iter()
+        .map(|own| {
+            let Task { name, grader, chat, max_new_tokens, .. } = &*own.task;
+            let through = if *chat { "chat template" } else { "raw prompt" };
+            format!("{name} ({through}, {max_new_tokens} new tokens, graded by `{grader}`)")
+        })
+        .collect();
+    tasks.dedup();
+    format!("tokens: {chosen}; tasks: {}", tasks.join(", "))
 }
 
 /// A model's tokenizer as tasks take it.
@@ -209,10 +260,16 @@ fn questions(
         text: options.text.clone(),
         few_shot: None,
     };
-    let tasks = tasks(options)?;
+    let mut tasks = tasks(options)?;
     let (mut all, mut notes) = (Vec::new(), Vec::new());
+    let untemplated = matches!(model.chat_template(), Err(ModelError::MissingChatTemplate { .. }));
+    if untemplated && options.chat.is_none() && tasks.iter().any(|task| task.chat) {
+        tasks.iter_mut().for_each(|task| task.chat = false);
+        notes.push(format!("{} has no chat template, and is asked without one", model.name()));
+    }
     let mut measured = Measured { left_out: 0, most_questions: 0 };
-    for (name, task) in options.task.iter().zip(tasks) {
+    for task in tasks.into_iter().map(Arc::new) {
+        let name = &task.name;
         let own = task.takes_examples().then_some(options.few_shot_where_taken).flatten();
         let wanted = QuestionOptions { few_shot: options.few_shot.or(own), ..wanted.clone() };
         let questions =
@@ -229,9 +286,12 @@ fn questions(
             }
         }
         if skipped > 0 {
+            let advice = match task.is_generated() {
+                true => "a smaller --length makes shorter prompts",
+                false => "--length N cuts the middle of longer prompts",
+            };
             notes.push(format!(
-                "{name}: left out, as too long for the model's {}: {}; --length N cuts the middle \
-                 of longer prompts",
+                "{name}: left out, as too long for the model's {}: {}; {advice}",
                 model.config().longest(),
                 counted(skipped, "question")
             ));
@@ -244,9 +304,9 @@ fn questions(
 }
 
 /// The tasks as the options change them.
-fn tasks(options: &Evaluate) -> anyhow::Result<Vec<Arc<Task>>> {
-    let mut all: Vec<Arc<Task>> = Vec::new();
-    for name in &options.task {
+fn tasks(options: &Evaluate) -> anyhow::Result<Vec<Task>> {
+    let mut all: Vec<Task> = Vec::new();
+    for name in options.task.iter().flat_map(|name| names(name)) {
         let mut task = task_of(name)?;
         let known = all.iter().any(|own| own.name == task.name);
         ensure!(!known, "{name}: another task of this run has the name {} too", task.name);
@@ -256,13 +316,21 @@ fn tasks(options: &Evaluate) -> anyhow::Result<Vec<Arc<Task>>> {
         task.stop.extend(options.stop.iter().cloned());
         task.chat = options.chat.map_or(task.chat, Chat::wanted);
         task.system = options.system.clone().or(task.system);
-        all.push(Arc::new(task));
+        all.push(task);
     }
     ensure!(
         options.chat_variable.is_empty() || all.iter().any(|task| task.chat),
         "--chat-variable: no question goes through a chat template; add --chat template"
     );
     Ok(all)
+}
+
+/// The tasks that a name stands for: all of a group, such as `ruler`, or itself.
+fn names(name: &str) -> Vec<&str> {
+    let of_group =
+        |task: &&'static str| task.strip_prefix(name).is_some_and(|rest| rest.starts_with('/'));
+    let group: Vec<&str> = Task::names().filter(of_group).collect();
+    if group.is_empty() { vec![name] } else { group }
 }
 
 /// A task by its name, or from a file of questions or a TOML file.
@@ -742,6 +810,9 @@ mod tests {
             (raw, "--tokenizer", tokenizer, "--tokenizer: needle-1m has a tokenizer"),
             (raw, "--chat-variable", "thinking=false", "add --chat template"),
             (raw, "--few-shot", "2", "\"needles\" has 0 solved examples, expected at least 2"),
+            (raw, "--samples", "2", "equal without a --temperature above 0"),
+            ("ruler/vt", "--samples", "1", "such as 4096; --length TOKENS names it"),
+            ("ruler", "--length", "512", "; --text FILE names it"),
             ("gsm", "--samples", "1", "did you mean \"gsm8k\"? `kv-bench list` names all"),
             ("loogle/shortdep_qa", "--samples", "1", "--data FOLDER names it"),
         ] {
