@@ -151,9 +151,12 @@ fn the_paper_s_numbers_stand_beside_ours() {
     // A limit that leaves no question out is the paper's setting, and other budgets are not.
     let (_, report) = run(&format!("{line} --limit 3 --few-shot 0")).unwrap();
     assert!(!report.contains("no differences"));
-    let (_, report) = run(&format!("{line} --limit 2 --budget 64 --samples 2")).unwrap();
-    let why = "another number of questions; questions have several answers; budgets are others";
+    let (_, report) = run(&format!("{line} --limit 2 --budget 64")).unwrap();
+    let why = "another number of questions; budgets are others";
     assert!(report.contains(&format!("no differences: {why}")));
+    // The paper takes the likeliest tokens.
+    let error = format!("{:#}", run(&format!("{line} --samples 2")).err().unwrap());
+    assert!(error.contains("without a --temperature above 0"), "{error}");
     // Another model's numbers are no setting of this one's.
     let line = format!("{line} --published Meta-Llama-3-70B");
     let (records, report) = run(&line).unwrap();
