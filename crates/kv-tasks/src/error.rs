@@ -131,6 +131,16 @@ pub enum TaskError {
         /// What the reader says.
         reason: String,
     },
+    /// A row has a column that is not read, and that resembles one that it lacks.
+    #[error("{place} has a column {column:?}, which is not read; did you mean {nearest:?}?")]
+    MisspeltColumn {
+        /// The row.
+        place: Place,
+        /// The column.
+        column: String,
+        /// The column that is read.
+        nearest: &'static str,
+    },
     /// A row lacks a column that the task reads.
     #[error(
         "{place} has no column {column:?}, which `{part}` of the task {task:?} reads; it has {}",

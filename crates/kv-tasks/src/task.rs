@@ -286,8 +286,45 @@ pub(crate) struct UserRow {
     max_new_tokens: Option<usize>,
 }
 
+/// The columns of a user's file that are read, but `id` and `cut`, which resemble too many words.
+const COLUMNS: [&str; 10] = [
+    "question",
+    "answers",
+    "answer",
+    "context",
+    "answer_prefix",
+    "subset",
+    "classes",
+    "wrong",
+    "grader",
+    "max_new_tokens",
+];
+/// Letters that may be wrong, missing or too many in a column that was misspelt.
+const WRONG_LETTERS: usize = 2;
+
 impl UserRow {
+    /// Refuses columns that were misspelt: without them a question would be another one.
+    fn check_columns(row: &Row) -> Result<(), TaskError> {
+        let lacks = |known: &&&str| !row.columns.contains_key(**known);
+        // One of them is enough.
+        let answers = ["answer", "answers"];
+        let answered = answers.iter().any(|own| row.columns.contains_key(*own));
+        let lacking = COLUMNS.iter().filter(lacks);
+        let lacking: Vec<&&str> =
+            lacking.filter(|known| !(answered && answers.contains(*known))).collect();
+        for column in row.columns.keys().filter(|own| !COLUMNS.contains(&own.as_str())) {
+            let distance = |known: &str| strsim::osa_distance(column, known);
+            let nearest = lacking.iter().find(|known| distance(known) <= WRONG_LETTERS);
+            if let Some(nearest) = nearest {
+                let (place, column) = (row.place.clone(), column.clone());
+                return Err(TaskError::MisspeltColumn { place, column, nearest });
+            }
+        }
+        Ok(())
+    }
+
     pub(crate) fn read(row: &Row) -> Result<Self, TaskError> {
+        Self::check_columns(row)?;
         let unknown = |source| TaskError::UnknownName { place: row.place.clone(), source };
         let text = |key: &'static str| match row.columns.get(key) {
             None | Some(serde_json::Value::Null) => Ok(None),

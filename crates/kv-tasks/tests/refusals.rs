@@ -47,6 +47,24 @@ fn examples_of_tasks_without_any_are_refused() {
 }
 
 #[test]
+fn misspelt_columns_are_refused_and_others_are_not() {
+    for (column, nearest) in
+        [("contxt", "context"), ("max_new_token", "max_new_tokens"), ("graders", "grader")]
+    {
+        let row = format!(r#"{{"question":"q","answers":"a","{column}":"c"}}"#);
+        let error = error_of("a.jsonl", row.as_bytes());
+        says(&error, &["a.jsonl, line 1", column, &format!("did you mean {nearest:?}?")]);
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("a.jsonl");
+    let row = r#"{"question":"q","answer":"a","context":"c","contexts":1,"answers_of":2,"idx":3}"#;
+    fs::write(&path, row).expect("a file");
+    let task = Task::of_file(&path).expect("a task");
+    let questions = task.questions(&QuestionOptions::default(), &Words::default());
+    assert_eq!(questions.expect("questions").len(), 1);
+}
+
+#[test]
 fn faulty_rows_are_named() {
     let good = r#"{"question":"q","answers":"a"}"#;
     let error = error_of("a.jsonl", format!("{good}\n\n{{\"question\": }}").as_bytes());
