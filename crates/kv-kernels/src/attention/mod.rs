@@ -1,6 +1,6 @@
 //! Attention ops for decode steps and prompts.
 //!
-//! - [`causal_softmax`]: softmax of logits in memory, over the keys that each query sees.
+//! - [`causal_softmax`]: softmax of logits in memory. Each query sees the keys up to its own key.
 //! - [`continued`]: attention over slots in parts, continued from the attention over other slots.
 //! - [`decode`]: one query a sequence over the slots of its heads, with weights, lists and windows.
 //! - [`evicting`]: decode attention that also chooses the slot which the next token overwrites

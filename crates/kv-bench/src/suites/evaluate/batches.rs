@@ -37,8 +37,8 @@ struct Item<'a> {
 /// All questions of a batch have one room. Where the question is not in sight, all questions on one
 /// context are a batch of their own. All others are grouped by at most `most` neighbours in length,
 /// so that short ones do not wait for long ones. Questions that are appended to compressed contexts
-/// are of one length in such a batch, as a step appends a token to every sequence. Questions without
-/// a context are left out then.
+/// are of one length in such a batch, as a step appends a token to every sequence. Questions
+/// without a context are left out then.
 pub(super) fn batches(asked: &[Asked], aware: bool, most: usize) -> Vec<Batch> {
     let items: Vec<Option<Item<'_>>> = asked
         .iter()

@@ -1,4 +1,4 @@
-//! Softmax of attention logits that are in memory, of which each query sees the keys up to its own.
+//! Softmax of attention logits in memory. Each query sees the keys up to its own key.
 
 mod backend;
 #[cfg(feature = "gpu")]
