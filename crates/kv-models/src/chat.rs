@@ -111,11 +111,46 @@ impl ChatTemplate {
     /// # Errors
     /// [`ModelError::ChatTemplate`], also where the template itself refuses the messages.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
+        self.render_values(&Value::from_serialize(messages), (), add_generation_prompt)
+    }
+
+    /// [`Self::render`] for messages that have more than a role and a content, such as calls of
+    /// tools and their results, and for the tools that the model may call.
+    ///
+    /// # Errors
+    /// The errors of [`Self::render`].
+    pub fn render_with_tools(
+        &self,
+        messages: &[serde_json::Value],
+        tools: Option<&[serde_json::Value]>,
+        add_generation_prompt: bool,
+    ) -> Result<String> {
+        self.render_values(&Value::from_serialize(messages), tools, add_generation_prompt)
+    }
+
+    /// Whether the template reads the tools that it is given.
+    pub fn takes_tools(&self) -> bool {
+        let template = self.environment.get_template(TEMPLATE);
+        template.is_ok_and(|template| template.undeclared_variables(false).contains("tools"))
+    }
+
+    /// Whether the template's text has this part, such as the tag around a call of a tool.
+    pub fn mentions(&self, part: &str) -> bool {
+        let template = self.environment.get_template(TEMPLATE);
+        template.is_ok_and(|template| template.source().contains(part))
+    }
+
+    fn render_values(
+        &self,
+        messages: &Value,
+        tools: impl Serialize,
+        add_generation_prompt: bool,
+    ) -> Result<String> {
         let template = self.environment.get_template(TEMPLATE).map_err(failed)?;
         let context = context! {
             messages,
             add_generation_prompt,
-            tools => Value::from(()),
+            tools => Value::from_serialize(tools),
             documents => Value::from(()),
             ..Value::from_serialize(&self.variables)
         };

@@ -69,6 +69,14 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
+    /// The content of the tokenizer's `tokenizer.json`.
+    ///
+    /// # Errors
+    /// [`ModelError::Tokenizer`].
+    pub fn to_json(&self) -> Result<String> {
+        self.inner.to_string(false).map_err(failed)
+    }
+
     /// Whether decoding looks at a token at all.
     fn has_text(&self, id: u32, skip_special: bool) -> bool {
         let special = |token: &str| self.inner.get_added_vocabulary().is_special_token(token);

@@ -1,0 +1,183 @@
+//! `/v1/chat/completions`.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+
+use super::blocking;
+use crate::app::{App, now};
+use crate::error::{ErrorBody, Result};
+use crate::generation::{Event, Generation};
+use crate::protocol::answer::{
+    ChatChoice, ChatChunk, ChatCompletion, ChatDelta, ChatLogprobs, Delta, Said, Usage,
+    finish_reason,
+};
+use crate::protocol::chat::{ChatRequest, prepare};
+use crate::protocol::fields::Object;
+use crate::protocol::logprobs;
+use crate::protocol::tools::{ToolReader, Tools};
+use crate::sse::{self, Chunks};
+
+/// Goes on with a conversation.
+#[utoipa::path(
+    post,
+    path = "/v1/chat/completions",
+    tag = "OpenAI",
+    request_body = ChatRequest,
+    responses(
+        (status = 200, body = ChatCompletion, description =
+            "The answer; with `stream`, events of `ChatChunk` and `[DONE]`"),
+        (status = "4XX", body = ErrorBody, description = "What is wrong with the request"),
+        (status = "5XX", body = ErrorBody, description = "The server cannot answer"),
+    )
+)]
+pub(crate) async fn create(
+    State(app): State<Arc<App>>,
+    Object(object): Object,
+) -> Result<Response> {
+    let own = Arc::clone(&app);
+    let prepared = blocking(move || prepare(&own, object)).await?;
+    let id = format!("chatcmpl-{:016x}", rand::random::<u64>());
+    let jobs = prepared.jobs;
+    let generation = Generation::submit(&app, id, jobs.jobs, jobs.choices)?;
+    let answer = Answer::new(&generation, prepared.tools.as_ref());
+    if jobs.stream {
+        return sse::answer(generation, answer, jobs.include_usage).await;
+    }
+    whole(generation, answer).await
+}
+
+/// The answer in one piece.
+async fn whole(mut generation: Generation, mut answer: Answer) -> Result<Response> {
+    let mut choices: Vec<ChatChoice> = (0..generation.count()).map(empty).collect();
+    while let Some((choice, event)) = generation.next().await? {
+        let deltas = answer.chunks(choice, event).into_iter().flat_map(|chunk| chunk.choices);
+        for delta in deltas {
+            let own = &mut choices[choice];
+            if let Some(text) = delta.delta.content {
+                own.message.content.get_or_insert_default().push_str(&text);
+            }
+            own.message.tool_calls.extend(delta.delta.tool_calls);
+            if let Some(more) = delta.logprobs {
+                own.logprobs.get_or_insert_default().content.extend(more.content);
+            }
+            own.finish_reason = delta.finish_reason.unwrap_or(own.finish_reason);
+        }
+    }
+    for own in &mut choices {
+        let message = &mut own.message;
+        if message.tool_calls.is_empty() {
+            message.content.get_or_insert_default();
+        }
+        // A call's index is of streams alone.
+        message.tool_calls.iter_mut().for_each(|call| call.index = None);
+    }
+    let body = ChatCompletion {
+        id: generation.id.clone(),
+        object: "chat.completion",
+        created: answer.created,
+        model: answer.model,
+        choices,
+        usage: generation.usage(),
+    };
+    Ok(([(sse::JOBS, generation.job_numbers())], Json(body)).into_response())
+}
+
+fn empty(index: usize) -> ChatChoice {
+    let message = Said { role: "assistant", content: None, tool_calls: Vec::new() };
+    ChatChoice { index, message, logprobs: None, finish_reason: "stop" }
+}
+
+/// What a chat's events show.
+struct Answer {
+    app: Arc<App>,
+    id: String,
+    created: u64,
+    model: String,
+    /// What reads each choice's calls of tools.
+    readers: Vec<Option<ToolReader>>,
+}
+
+impl Answer {
+    fn new(generation: &Generation, tools: Option<&Tools>) -> Self {
+        Self {
+            app: Arc::clone(&generation.app),
+            id: generation.id.clone(),
+            created: now(),
+            model: generation.app.name.clone(),
+            readers: vec![tools.map(Tools::reader); generation.count()],
+        }
+    }
+
+    fn chunk(&self, choices: Vec<ChatDelta>, usage: Option<Usage>) -> ChatChunk {
+        ChatChunk {
+            id: self.id.clone(),
+            object: "chat.completion.chunk",
+            created: self.created,
+            model: self.model.clone(),
+            choices,
+            usage,
+        }
+    }
+
+    fn delta(&self, index: usize, delta: Delta, logprobs: Option<ChatLogprobs>) -> ChatChunk {
+        self.chunk(vec![ChatDelta { index, delta, logprobs, finish_reason: None }], None)
+    }
+
+    /// The end of a choice: what was held back, calls of tools, and the reason.
+    fn end(&mut self, index: usize, mut reason: &'static str) -> Vec<ChatChunk> {
+        let mut chunks = Vec::new();
+        if let Some(reader) = self.readers[index].take() {
+            let (rest, mut tool_calls) = reader.finish();
+            if !rest.is_empty() {
+                let delta = Delta { content: Some(rest), ..Delta::default() };
+                chunks.push(self.delta(index, delta, None));
+            }
+            if !tool_calls.is_empty() {
+                reason = "tool_calls";
+                for (place, call) in tool_calls.iter_mut().enumerate() {
+                    call.index = Some(place);
+                }
+                let delta = Delta { tool_calls, ..Delta::default() };
+                chunks.push(self.delta(index, delta, None));
+            }
+        }
+        let (delta, finish_reason) = (Delta::default(), Some(reason));
+        chunks.push(
+            self.chunk(vec![ChatDelta { index, delta, logprobs: None, finish_reason }], None),
+        );
+        chunks
+    }
+}
+
+impl Chunks for Answer {
+    type Chunk = ChatChunk;
+
+    fn chunks(&mut self, choice: usize, event: Event) -> Vec<ChatChunk> {
+        match event {
+            Event::Started => {
+                let (role, content) = (Some("assistant"), Some(String::new()));
+                vec![self.delta(choice, Delta { role, content, ..Delta::default() }, None)]
+            }
+            Event::Token { token, text, logprobs } => {
+                let reader = self.readers[choice].as_mut();
+                let text = reader.map_or(text.clone(), |reader| reader.push(&text));
+                let logprobs = token.zip(logprobs).map(|(token, own)| ChatLogprobs {
+                    content: vec![logprobs::of_chat(&self.app, token, &own)],
+                });
+                if text.is_empty() && logprobs.is_none() {
+                    return Vec::new();
+                }
+                let delta = Delta { content: Some(text), ..Delta::default() };
+                vec![self.delta(choice, delta, logprobs)]
+            }
+            Event::Ended(finish) => self.end(choice, finish_reason(finish)),
+        }
+    }
+
+    fn usage(&self, usage: Usage) -> ChatChunk {
+        self.chunk(Vec::new(), Some(usage))
+    }
+}

@@ -1,0 +1,152 @@
+//! What all requests share.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use kv_models::{ChatTemplate, Engine, JobId, Tokenizer};
+
+use crate::error::{ApiError, Result};
+use crate::metrics::Metrics;
+use crate::policies::Policies;
+use crate::shapers::Grammars;
+
+/// The template of models without one: the messages, one a line. The embedded `needle-1m` is such a
+/// model.
+const PLAIN: &str = "{% for message in messages %}{{ message.content }}\
+                     {% if not loop.last %}{{ '\\n' }}{% endif %}{% endfor %}";
+
+/// What the operator allows.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The model's name in the API; the engine's by default.
+    pub name: Option<String>,
+    /// A chat template, instead of the model's own.
+    pub chat_template: Option<ChatTemplate>,
+    /// The policies that requests may choose.
+    pub policies: Policies,
+    /// Keys of which a client must send one; none for an open server.
+    pub api_keys: Vec<String>,
+    /// Origins whose pages may call the API.
+    pub cors: Vec<String>,
+    /// The most new tokens of a request.
+    pub max_tokens: usize,
+    /// The most choices of a request.
+    pub max_choices: usize,
+    /// The largest body, in bytes.
+    pub max_body: usize,
+    /// The most time of a request.
+    pub request_timeout: Duration,
+    /// The time that running requests have to end when the server does.
+    pub drain_timeout: Duration,
+}
+
+/// What all requests share.
+pub(crate) struct App {
+    pub(crate) engine: Engine,
+    pub(crate) settings: Settings,
+    /// The model's name in the API.
+    pub(crate) name: String,
+    /// The chat template; a reason for one that does not parse.
+    chat: std::result::Result<ChatTemplate, String>,
+    /// A reason for a model whose tokens grammars do not know.
+    grammars: std::result::Result<Grammars, String>,
+    pub(crate) metrics: Arc<Metrics>,
+    /// The API's names of the jobs that are in the engine.
+    requests: Mutex<BTreeMap<JobId, String>>,
+    draining: AtomicBool,
+    /// When the server started, in seconds of Unix time.
+    pub(crate) started: u64,
+}
+
+impl App {
+    pub(crate) fn new(engine: Engine, settings: Settings) -> Self {
+        let card = engine.card();
+        let chat = match (&settings.chat_template, &card.chat) {
+            (Some(own), _) => Ok(own.clone()),
+            (None, Some(chat)) => chat.clone(),
+            (None, None) => {
+                tracing::warn!("the model has no chat template: messages are joined by line feeds");
+                ChatTemplate::new(PLAIN).map_err(|error| error.to_string())
+            }
+        };
+        let grammars = Grammars::new(card);
+        if let Err(reason) = &grammars {
+            tracing::warn!("no structured outputs with this model: {reason}");
+        }
+        Self {
+            name: settings.name.clone().unwrap_or_else(|| card.name.clone()),
+            metrics: Arc::new(Metrics::new(engine.clone())),
+            chat,
+            grammars,
+            requests: Mutex::default(),
+            draining: AtomicBool::new(false),
+            started: now(),
+            engine,
+            settings,
+        }
+    }
+
+    /// The most tokens of a sequence.
+    pub(crate) fn positions(&self) -> usize {
+        let config = &self.engine.card().config;
+        config.sliding_window.unwrap_or(config.max_positions).min(config.max_positions)
+    }
+
+    /// The model's tokenizer.
+    pub(crate) fn tokenizer(&self) -> Result<&Tokenizer> {
+        self.engine.card().tokenizer.as_ref().ok_or_else(|| {
+            ApiError::invalid(
+                "prompt",
+                "the model has no tokenizer: give prompts as tokens, or start the server with \
+                 `--tokenizer FILE`",
+            )
+        })
+    }
+
+    /// The chat template.
+    pub(crate) fn chat(&self) -> Result<&ChatTemplate> {
+        self.chat.as_ref().map_err(|reason| ApiError::invalid("messages", reason))
+    }
+
+    /// What compiles grammars.
+    pub(crate) fn grammars(&self, param: &str) -> Result<&Grammars> {
+        self.grammars.as_ref().map_err(|reason| {
+            let message = format!("no structured outputs with this model: {reason}");
+            ApiError::unsupported(param, message)
+        })
+    }
+
+    /// The bytes of a token, and its text.
+    pub(crate) fn token_text(&self, token: u32) -> (String, Vec<u8>) {
+        let bytes = self.grammars.as_ref().ok().and_then(|grammars| grammars.bytes(token));
+        if let Some(bytes) = bytes {
+            return (String::from_utf8_lossy(bytes).into_owned(), bytes.to_vec());
+        }
+        let tokenizer = self.engine.card().tokenizer.as_ref();
+        let text = tokenizer.and_then(|tokenizer| tokenizer.decode(&[token], false).ok());
+        let text = text.unwrap_or_else(|| format!("<{token}>"));
+        (text.clone(), text.into_bytes())
+    }
+
+    /// The names of the jobs that are in the engine.
+    pub(crate) fn requests(&self) -> MutexGuard<'_, BTreeMap<JobId, String>> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on, requests are refused.
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// Whether the server is about to end.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+}
+
+/// Seconds of Unix time.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}

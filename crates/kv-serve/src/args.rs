@@ -1,0 +1,158 @@
+//! The command line.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use burn::tensor::DType;
+use bytesize::ByteSize;
+use clap::{Parser, ValueEnum};
+use kv_core::{Budget, DeviceChoice};
+
+/// Serves a model by OpenAI's HTTP API, with compressed KV caches.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "kv-serve", version)]
+pub struct Args {
+    /// A model folder, a GGUF file, a hub id, `random:PRESET`, or `needle-1m`, which is embedded
+    #[arg(default_value = "needle-1m")]
+    pub model: String,
+    /// The model's name in the API; by default its folder's or file's
+    #[arg(long)]
+    pub name: Option<String>,
+    /// `auto`, `cpu`, `wgpu[:i]`, `vulkan[:i]`, `metal[:i]` or `cuda[:i]`
+    #[arg(long, default_value = "auto")]
+    pub device: DeviceChoice,
+    /// Weights, activations and cache; by default f32 on the CPU, the model's own elsewhere
+    #[arg(long, value_enum)]
+    pub dtype: Option<Float>,
+    /// A `tokenizer.json`, for models without one such as `random:PRESET`
+    #[arg(long, value_name = "FILE")]
+    pub tokenizer: Option<PathBuf>,
+    /// A chat template (Jinja), instead of the model's own
+    #[arg(long, value_name = "FILE")]
+    pub chat_template: Option<PathBuf>,
+
+    /// The address to listen on; `0.0.0.0` for all
+    #[arg(long, default_value = "127.0.0.1")]
+    pub host: IpAddr,
+    /// The port to listen on; 0 for any
+    #[arg(long, default_value_t = 8000)]
+    pub port: u16,
+
+    /// The policy of requests that name none: a name, or a configuration as a JSON object
+    #[arg(long, default_value = "snapkv")]
+    pub policy: String,
+    /// The budget of requests that name none: a share of the prompt (0.25) or tokens (512)
+    #[arg(long, default_value = "0.25")]
+    pub budget: Budget,
+    /// A policy that requests may name, besides the default one; all by default, `none` for none.
+    /// May be given several times
+    #[arg(long, value_name = "NAME")]
+    pub allow_policy: Vec<String>,
+
+    /// The most requests that decode at once
+    #[arg(long, default_value_t = 16, value_parser = positive)]
+    pub rows: usize,
+    /// The most requests that wait; beyond them the answer is 429
+    #[arg(long, default_value_t = 256)]
+    pub queue: usize,
+    /// Memory for the caches of requests, such as 4GiB
+    #[arg(long, default_value = "4GiB", value_name = "SIZE")]
+    pub cache_bytes: ByteSize,
+    /// Into how many equal parts this memory is divided: requests decode together under policies
+    /// whose steps only append (snapkv, full and most others), or under one other configuration
+    #[arg(long, default_value_t = 2, value_parser = positive)]
+    pub groups: usize,
+    /// Tokens of prompts between two decode steps: more let requests start earlier, fewer let
+    /// tokens come more evenly
+    #[arg(long, default_value_t = 512, value_parser = positive)]
+    pub prefill_tokens: usize,
+    /// Memory for compressed contexts, besides --cache-bytes
+    #[arg(long, default_value = "1GiB", value_name = "SIZE")]
+    pub context_bytes: ByteSize,
+    /// Where compressed contexts are saved; without it, saving is refused
+    #[arg(long, value_name = "FOLDER")]
+    pub contexts: Option<PathBuf>,
+
+    /// A key that clients send as `Authorization: Bearer KEY`; may be given several times. The
+    /// variable holds several with commas between them
+    #[arg(long, env = "KV_SERVE_API_KEY", hide_env_values = true, value_delimiter = ',')]
+    #[arg(value_name = "KEY")]
+    pub api_key: Vec<String>,
+    /// An origin whose pages may call the API (`https://example.org`), or `*`; none by default. May
+    /// be given several times
+    #[arg(long, value_name = "ORIGIN")]
+    pub cors: Vec<String>,
+    /// The most new tokens of a request, and the number of a chat that gives none
+    #[arg(long, default_value_t = 4096, value_parser = positive)]
+    pub max_tokens: usize,
+    /// The most choices of a request (`n`, times its prompts)
+    #[arg(long, default_value_t = 16, value_parser = positive)]
+    pub max_choices: usize,
+    /// The largest body of a request
+    #[arg(long, default_value = "16MiB", value_name = "SIZE")]
+    pub max_body: ByteSize,
+    /// The most time of a request, in the queue and until its last token
+    #[arg(long, default_value = "10min", value_parser = humantime::parse_duration)]
+    #[arg(value_name = "TIME")]
+    pub request_timeout: Duration,
+    /// The time that running requests have to end behind SIGTERM or Ctrl-C
+    #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
+    #[arg(value_name = "TIME")]
+    pub drain_timeout: Duration,
+    /// What to log, as `RUST_LOG` takes it: `info`, `debug`, `kv_serve=debug,warn`
+    #[arg(long, default_value = "info")]
+    pub log: String,
+}
+
+/// Floating-point types.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Float {
+    /// 32 bits.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// Brain floats.
+    Bf16,
+}
+
+impl From<Float> for DType {
+    fn from(float: Float) -> Self {
+        match float {
+            Float::F32 => Self::F32,
+            Float::F16 => Self::F16,
+            Float::Bf16 => Self::BF16,
+        }
+    }
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("expected a whole number, at least 1".into()),
+        Ok(number) => Ok(number),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_parses() {
+        let args = |line: &str| Args::try_parse_from(line.split(' '));
+        let parsed = args("kv-serve --cache-bytes 1GiB --api-key a,b --request-timeout 2s").unwrap();
+        assert_eq!((parsed.cache_bytes.as_u64(), parsed.api_key.len()), (1 << 30, 2));
+        assert_eq!((parsed.model.as_str(), parsed.port), ("needle-1m", 8000));
+        assert_eq!(parsed.request_timeout, Duration::from_secs(2));
+        for (line, part) in [
+            ("kv-serve --rows 0", "at least 1"),
+            ("kv-serve --budget 1.5", "at most 1"),
+            ("kv-serve --host nowhere", "invalid"),
+            ("kv-serve --device vulcan", "vulkan"),
+            ("kv-serve --cache-bytes much", "invalid"),
+        ] {
+            let error = args(line).unwrap_err().to_string();
+            assert!(error.contains(part), "{line}: {error}");
+        }
+    }
+}

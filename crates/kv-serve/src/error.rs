@@ -1,0 +1,210 @@
+//! Errors as OpenAI's clients read them.
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::{Json, extract::rejection::BytesRejection};
+use kv_models::{JobError, ModelError};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// Result of what answers requests.
+pub(crate) type Result<T, E = ApiError> = std::result::Result<T, E>;
+
+/// An answer that is an error.
+#[derive(Debug, Clone)]
+pub struct ApiError {
+    status: StatusCode,
+    kind: &'static str,
+    code: Option<&'static str>,
+    param: Option<String>,
+    message: String,
+    /// Seconds after which the client may try again.
+    retry_after: Option<u32>,
+}
+
+/// The body of an error.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ErrorBody {
+    /// What is wrong.
+    pub error: ErrorObject,
+}
+
+/// What is wrong with a request.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ErrorObject {
+    /// In words.
+    pub message: String,
+    /// The kind of error, such as `invalid_request_error`.
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    /// The field of the request.
+    pub param: Option<String>,
+    /// A word for programs.
+    pub code: Option<&'static str>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        let message = message.into();
+        Self { status, kind, code: None, param: None, message, retry_after: None }
+    }
+
+    /// A field that is wrong.
+    pub(crate) fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::bad_request(message).about(param).code("invalid_value")
+    }
+
+    /// A field that this server does not honour.
+    pub(crate) fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::bad_request(message).about(param).code("unsupported_parameter")
+    }
+
+    /// A request that is wrong as a whole.
+    pub(crate) fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+    }
+
+    /// A prompt, or a prompt with its new tokens, that does not fit into the model's positions.
+    pub(crate) fn too_long(param: &str, message: impl Into<String>) -> Self {
+        Self::bad_request(message).about(param).code("context_length_exceeded")
+    }
+
+    /// Something that does not exist.
+    pub(crate) fn not_found(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).code(code)
+    }
+
+    /// A path that takes another method.
+    pub(crate) fn method_not_allowed(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
+            .code("method_not_allowed")
+    }
+
+    /// A key that is missing or wrong.
+    pub(crate) fn unauthorized(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, "authentication_error", message).code("invalid_api_key")
+    }
+
+    /// A body that is not JSON by its header.
+    pub(crate) fn not_json() -> Self {
+        let message = "the body must be JSON: send `content-type: application/json`";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message)
+            .code("unsupported_media_type")
+    }
+
+    /// A request that took longer than the operator allows.
+    pub(crate) fn timeout(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::REQUEST_TIMEOUT, "timeout_error", message).code("timeout")
+    }
+
+    /// A server that takes no requests now.
+    pub(crate) fn unavailable(message: impl Into<String>) -> Self {
+        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message);
+        Self { retry_after: Some(5), ..error.code("unavailable") }
+    }
+
+    /// A fault of the server.
+    pub(crate) fn internal(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message).code("internal_error")
+    }
+
+    /// The field that the error is about.
+    pub(crate) fn about(self, param: impl Into<String>) -> Self {
+        Self { param: Some(param.into()), ..self }
+    }
+
+    fn code(self, code: &'static str) -> Self {
+        Self { code: Some(code), ..self }
+    }
+
+    fn status(self, status: StatusCode) -> Self {
+        Self { status, ..self }
+    }
+
+    /// The error's body.
+    pub(crate) fn body(&self) -> ErrorBody {
+        ErrorBody {
+            error: ErrorObject {
+                message: self.message.clone(),
+                kind: self.kind,
+                param: self.param.clone(),
+                code: self.code,
+            },
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.body())).into_response();
+        let headers = response.headers_mut();
+        if let Some(seconds) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+impl From<BytesRejection> for ApiError {
+    fn from(rejection: BytesRejection) -> Self {
+        match rejection.status() {
+            StatusCode::PAYLOAD_TOO_LARGE => {
+                let message = "the body is larger than the server takes (`--max-body`)";
+                Self::bad_request(message).status(rejection.status()).code("request_too_large")
+            }
+            _ => Self::bad_request(format!("the body could not be read: {rejection}")),
+        }
+    }
+}
+
+impl From<JobError> for ApiError {
+    fn from(error: JobError) -> Self {
+        let message = error.to_string();
+        match error {
+            JobError::QueueFull { .. } => {
+                let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
+                Self { retry_after: Some(1), ..error.code("queue_full") }
+            }
+            JobError::TooLarge { .. } => Self::bad_request(message).code("cache_too_small"),
+            JobError::UnknownContext { .. } => {
+                Self::not_found("context_not_found", message).about("kv.context")
+            }
+            JobError::ContextExists { .. } => Self::bad_request(message)
+                .status(StatusCode::CONFLICT)
+                .about("name")
+                .code("context_exists"),
+            JobError::Model(error) => error.into(),
+            JobError::Shaper { .. } => Self::bad_request(message).code("grammar_failed"),
+            JobError::ShuttingDown => Self::unavailable(message),
+            _ => Self::internal(message),
+        }
+    }
+}
+
+impl From<ModelError> for ApiError {
+    fn from(error: ModelError) -> Self {
+        let message = error.to_string();
+        match error {
+            ModelError::PromptTooLong { .. } | ModelError::BeyondSlidingWindow { .. } => {
+                Self::bad_request(message).code("context_length_exceeded")
+            }
+            ModelError::InvalidSampling { parameter, .. } => Self::invalid(parameter, message),
+            ModelError::EmptyPrompt | ModelError::TokenOutOfRange { .. } => {
+                Self::bad_request(message).code("invalid_prompt")
+            }
+            ModelError::ChatTemplate { .. } | ModelError::MissingChatTemplate { .. } => {
+                Self::invalid("messages", message)
+            }
+            // What a request's policy cannot do with its prompt, or with this model.
+            ModelError::Policy(_)
+            | ModelError::Cache(_)
+            | ModelError::InvalidFrozen { .. }
+            | ModelError::FrozenQueries { .. }
+            | ModelError::LengthDependentRope { .. } => Self::invalid("kv", message),
+            _ => Self::internal(message),
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! A request's jobs in the engine, as one sequence of events.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Instant;
+
+use kv_models::{Ended, Finish, Job, JobId, Started, TokenLogprobs, Update};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use crate::app::App;
+use crate::error::{ApiError, Result};
+use crate::protocol::answer::Usage;
+
+/// What happens to a choice.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// Its prompt is compressed.
+    Started,
+    /// It has another token, or text that was held back.
+    Token { token: Option<u32>, text: String, logprobs: Option<TokenLogprobs> },
+    /// It has ended.
+    Ended(Finish),
+}
+
+/// A request's jobs. Dropping it cancels those that have not ended.
+pub(crate) struct Generation {
+    pub(crate) app: Arc<App>,
+    /// The request's name in the API.
+    pub(crate) id: String,
+    updates: UnboundedReceiver<(usize, Update)>,
+    jobs: Vec<JobId>,
+    /// Choices that have not ended.
+    open: BTreeSet<usize>,
+    /// Choices of each prompt.
+    choices: usize,
+    usage: Usage,
+    begun: Instant,
+    /// When each choice's last token came.
+    last: Vec<Option<Instant>>,
+    /// Tokens of each choice's prompt.
+    prompts: Vec<usize>,
+}
+
+impl Generation {
+    /// Submits a request's jobs, `choices` for each prompt.
+    ///
+    /// # Errors
+    /// The first error; the other jobs are cancelled.
+    pub(crate) fn submit(
+        app: &Arc<App>,
+        id: String,
+        jobs: Vec<Job>,
+        choices: usize,
+    ) -> Result<Self> {
+        if app.is_draining() {
+            return Err(ApiError::unavailable("the server is shutting down"));
+        }
+        // Not bounded: a callback must not block, and a job has at most as many updates as new
+        // tokens, whose number is.
+        let (sender, updates) = unbounded_channel();
+        let count = jobs.len();
+        let mut generation = Self {
+            app: Arc::clone(app),
+            id,
+            updates,
+            jobs: Vec::with_capacity(count),
+            open: (0..count).collect(),
+            choices,
+            usage: Usage::default(),
+            begun: Instant::now(),
+            last: vec![None; count],
+            prompts: vec![0; count],
+        };
+        for (choice, job) in jobs.into_iter().enumerate() {
+            let sender = sender.clone();
+            let updates = move |update| sender.send((choice, update)).is_ok();
+            let job = app.engine.submit(job, updates)?;
+            app.requests().insert(job, generation.id.clone());
+            generation.jobs.push(job);
+        }
+        Ok(generation)
+    }
+
+    /// The number of choices.
+    pub(crate) fn count(&self) -> usize {
+        self.jobs.len()
+    }
+
+    /// Choices of each prompt.
+    pub(crate) fn choices(&self) -> usize {
+        self.choices
+    }
+
+    /// The engine's numbers of the jobs, with commas between them.
+    pub(crate) fn job_numbers(&self) -> String {
+        let numbers: Vec<String> = self.jobs.iter().map(|job| job.0.to_string()).collect();
+        numbers.join(",")
+    }
+
+    /// The next event and its choice; `None` once all have ended.
+    ///
+    /// # Errors
+    /// The error of a job, which ends the request, and the request's timeout.
+    pub(crate) async fn next(&mut self) -> Result<Option<(usize, Event)>> {
+        if self.open.is_empty() {
+            return Ok(None);
+        }
+        let patience = self.app.settings.request_timeout;
+        let update = tokio::time::timeout_at((self.begun + patience).into(), self.updates.recv());
+        let Ok(update) = update.await else {
+            let patience = humantime::format_duration(patience);
+            return Err(ApiError::timeout(format!("the request took longer than {patience}")));
+        };
+        let Some((choice, update)) = update else {
+            return Err(ApiError::internal("the engine has stopped"));
+        };
+        let event = match update {
+            Update::Started(started) => self.started(choice, &started),
+            Update::Token { token, text, logprobs } => {
+                self.timed(choice);
+                Event::Token { token, text, logprobs }
+            }
+            Update::Ended(ended) => self.ended(choice, &ended)?,
+            Update::Failed(error) => {
+                tracing::warn!(request = self.id, "failed: {error}");
+                return Err(error.into());
+            }
+        };
+        Ok(Some((choice, event)))
+    }
+
+    fn started(&mut self, choice: usize, started: &Started) -> Event {
+        self.prompts[choice] = started.prompt_tokens;
+        // A prompt counts once, however many choices it has.
+        if choice % self.choices == 0 {
+            self.usage.prompt_tokens += started.prompt_tokens;
+            self.usage.prompt_tokens_details.cached_tokens += started.cached_tokens;
+        }
+        Event::Started
+    }
+
+    fn timed(&mut self, choice: usize) {
+        let now = Instant::now();
+        match self.last[choice].replace(now) {
+            None => self.app.metrics.first_token(now - self.begun),
+            Some(last) => self.app.metrics.next_token(now - last),
+        }
+    }
+
+    fn ended(&mut self, choice: usize, ended: &Ended) -> Result<Event> {
+        self.open.remove(&choice);
+        self.app.requests().remove(&self.jobs[choice]);
+        if ended.finish == Finish::Cancelled {
+            // Nobody but the server cancels a job whose request is here.
+            return Err(ApiError::unavailable("the server is shutting down"));
+        }
+        self.usage.completion_tokens += ended.tokens;
+        self.usage.kv_tokens_kept += ended.held.tokens;
+        self.usage.kv_bytes += ended.held.bytes;
+        self.usage.kv_full_bytes += ended.held.full_bytes;
+        let seen = self.prompts[choice] + ended.tokens;
+        self.app.metrics.ended(self.begun.elapsed(), seen, ended.held.tokens);
+        Ok(Event::Ended(ended.finish))
+    }
+
+    /// What the request took so far.
+    pub(crate) fn usage(&self) -> Usage {
+        let total_tokens = self.usage.prompt_tokens + self.usage.completion_tokens;
+        Usage { total_tokens, ..self.usage }
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        let mut requests = self.app.requests();
+        for (choice, &job) in self.jobs.iter().enumerate() {
+            if self.open.contains(&choice) {
+                // A job in the queue has no updates by which it would learn of it.
+                self.app.engine.cancel(job);
+            }
+            requests.remove(&job);
+        }
+    }
+}

@@ -1,0 +1,23 @@
+#![doc = include_str!("../README.md")]
+
+mod api;
+mod app;
+mod args;
+mod error;
+mod generation;
+mod metrics;
+mod page;
+mod policies;
+mod protocol;
+mod run;
+mod server;
+mod shapers;
+mod sse;
+
+pub use api::router;
+pub use app::Settings;
+pub use args::{Args, Float};
+pub use error::{ApiError, ErrorBody, ErrorObject};
+pub use policies::Policies;
+pub use run::{engine, run, settings};
+pub use server::{end_signal, listen, serve};

@@ -1,0 +1,177 @@
+//! Which policies requests may choose.
+
+use std::sync::Arc;
+
+use kv_core::Budget;
+use kv_policies::{POLICIES, Policy, build, with_budget};
+use serde_json::{Map, Value, json};
+
+use crate::error::{ApiError, Result};
+
+/// Options that name a file of the server, which no request may read.
+const FILES: [&str; 2] = ["alpha", "channels"];
+
+/// The operator's default policy, and those that requests may name instead.
+#[derive(Debug, Clone)]
+pub struct Policies {
+    /// The default policy's configuration, with a budget.
+    default: Value,
+    budget: Budget,
+    allowed: Vec<String>,
+}
+
+impl Policies {
+    /// A default policy, by name or as a JSON object, with its default budget; `allowed` are the
+    /// names that requests may choose: all where it is empty, none but the default's for `none`.
+    ///
+    /// # Errors
+    /// A policy that cannot be built, and a name that is no policy.
+    pub fn new(policy: &str, budget: Budget, allowed: &[String]) -> kv_policies::Result<Self> {
+        let config = match serde_json::from_str(policy) {
+            Ok(config @ Value::Object(_)) => config,
+            _ => json!({ "policy": policy }),
+        };
+        let default = with_budget(&config, budget);
+        let own = build(&default)?.name().to_string();
+        let mut names: Vec<String> = match allowed {
+            [] => POLICIES.iter().map(|entry| entry.name.into()).collect(),
+            [none] if none == "none" => Vec::new(),
+            names => names.to_vec(),
+        };
+        if let Some(unknown) = names.iter().find(|name| kv_policies::entry(name).is_none()) {
+            // For its words, with the nearest name.
+            build(&json!({ "policy": unknown }))?;
+        }
+        if !names.contains(&own) {
+            names.push(own);
+        }
+        Ok(Self { default, budget, allowed: names })
+    }
+
+    /// The default policy's configuration.
+    pub(crate) fn default_config(&self) -> &Value {
+        &self.default
+    }
+
+    /// The names that requests may choose.
+    pub(crate) fn allowed(&self) -> &[String] {
+        &self.allowed
+    }
+
+    /// The policy of a request: its `kv` object without `context`.
+    ///
+    /// # Errors
+    /// What is wrong, about the field of `kv`.
+    pub(crate) fn choose(&self, kv: &Map<String, Value>) -> Result<Arc<dyn Policy>> {
+        self.check("kv", kv)?;
+        let mut config = match kv.get("policy") {
+            Some(_) => Value::Object(kv.clone()),
+            None => {
+                let mut config = self.default.clone();
+                if let Some(map) = config.as_object_mut() {
+                    map.extend(kv.clone());
+                }
+                config
+            }
+        };
+        if let Some(budget) = config.get("budget") {
+            let parsed: Result<Budget, _> = serde_json::from_value(budget.clone());
+            let budget = parsed.map_err(|error| ApiError::invalid("kv.budget", error.to_string()))?;
+            let checked = budget.validate();
+            checked.map_err(|error| ApiError::invalid("kv.budget", error.to_string()))?;
+        }
+        config = with_budget(&config, self.budget);
+        build(&config).map_err(|error| {
+            let param = match error {
+                kv_policies::PolicyError::UnknownPolicy { .. } => "kv.policy",
+                _ => "kv",
+            };
+            ApiError::invalid(param, error.to_string())
+        })
+    }
+
+    /// Checks the names of an object's policies, and of those within it.
+    fn check(&self, path: &str, kv: &Map<String, Value>) -> Result<()> {
+        for (key, value) in kv {
+            let field = format!("{path}.{key}");
+            match value {
+                Value::String(name) if key == "policy" => self.check_name(&field, name)?,
+                value if key == "policy" && path == "kv" => {
+                    let message = format!("a policy's name was expected, not {value}");
+                    return Err(ApiError::invalid(field, message));
+                }
+                Value::String(_) if FILES.contains(&key.as_str()) => {
+                    let message = format!(
+                        "`{field}` names a file on the server, which only the operator may set, \
+                         by `--policy`"
+                    );
+                    return Err(ApiError::unsupported(field, message));
+                }
+                Value::Object(inner) => self.check(&field, inner)?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn check_name(&self, field: &str, name: &str) -> Result<()> {
+        if kv_policies::entry(name).is_some() && !self.allowed.iter().any(|own| own == name) {
+            let message = format!(
+                "the policy `{name}` is not among those that this server allows: {}",
+                self.allowed.join(", ")
+            );
+            return Err(ApiError::invalid(field, message));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policies(allowed: &[&str]) -> Policies {
+        let allowed: Vec<String> = allowed.iter().map(ToString::to_string).collect();
+        Policies::new("snapkv", Budget::Ratio(0.25), &allowed).unwrap()
+    }
+
+    fn chosen(policies: &Policies, kv: Value) -> Result<Value, String> {
+        let chosen = policies.choose(kv.as_object().unwrap());
+        chosen.map(|policy| policy.config()).map_err(|error| format!("{:?}", error.body().error))
+    }
+
+    #[test]
+    fn a_request_changes_the_default_or_names_another() {
+        let all = policies(&[]);
+        assert_eq!(chosen(&all, json!({})).unwrap()["budget"], 0.25);
+        let own = chosen(&all, json!({"budget": 64, "window": 8})).unwrap();
+        assert_eq!((&own["budget"], &own["window"]), (&json!(64), &json!(8)));
+        let other = chosen(&all, json!({"policy": "h2o"})).unwrap();
+        assert_eq!((&other["policy"], &other["budget"]), (&json!("h2o"), &json!(0.25)));
+        assert_eq!(chosen(&all, json!({"policy": "full"})).unwrap()["policy"], "full");
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let all = policies(&[]);
+        for (kv, part) in [
+            (json!({"policy": "h20"}), "did you mean `h2o`"),
+            (json!({"policy": 3}), "kv.policy"),
+            (json!({"budget": 0}), "kv.budget"),
+            (json!({"budget": 1.5}), "kv.budget"),
+            (json!({"budget": "much"}), "kv.budget"),
+            (json!({"windw": 3}), "windw"),
+            (json!({"policy": "duo-attention", "alpha": "/etc/passwd"}), "kv.alpha"),
+        ] {
+            let error = chosen(&all, kv.clone()).unwrap_err();
+            assert!(error.contains(part), "{kv}: {error}");
+        }
+        let few = policies(&["full"]);
+        assert!(chosen(&few, json!({"policy": "h2o"})).unwrap_err().contains("snapkv"));
+        let inner = json!({"policy": "combine", "prefill": {"policy": "snapkv"},
+            "decode": {"policy": "h2o"}});
+        assert!(chosen(&policies(&["combine"]), inner).unwrap_err().contains("kv.decode.policy"));
+        assert!(chosen(&policies(&["none"]), json!({"policy": "full"})).is_err());
+        assert!(Policies::new("snapkv", Budget::Ratio(0.25), &["h20".into()]).is_err());
+    }
+}

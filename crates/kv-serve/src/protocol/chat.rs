@@ -1,0 +1,253 @@
+//! The fields of chats.
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
+
+use crate::app::App;
+use crate::error::{ApiError, Result};
+use crate::protocol::common::{Common, Parts, Prepared, top_logprobs};
+use crate::protocol::fields;
+use crate::protocol::grammar::{self, ResponseFormat};
+use crate::protocol::tools::{Tool, ToolChoice, ToolMode, Tools};
+
+/// A body of `/v1/chat/completions`.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct ChatRequest {
+    #[serde(flatten)]
+    own: ChatFields,
+    #[serde(flatten)]
+    common: Common,
+}
+
+/// Fields of chats alone.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ChatFields {
+    /// The conversation.
+    messages: Vec<ChatMessage>,
+    /// The most new tokens: the newer name of `max_tokens`.
+    #[schema(minimum = 1)]
+    max_completion_tokens: Option<usize>,
+    /// Whether tokens' log-probabilities are told.
+    logprobs: Option<bool>,
+    /// How many of the likeliest tokens are told beside each.
+    #[schema(minimum = 0, maximum = 20)]
+    top_logprobs: Option<usize>,
+    /// What the text must follow.
+    response_format: Option<ResponseFormat>,
+    /// Tools that the model may call, if its template takes them.
+    tools: Option<Vec<Tool>>,
+    /// Whether a tool is called, and which.
+    tool_choice: Option<ToolChoice>,
+    /// Whether several tools may be called at once.
+    parallel_tool_calls: Option<bool>,
+    /// Variables of the chat template, such as `enable_thinking`. Not among OpenAI's fields.
+    #[schema(value_type = Option<Object>)]
+    chat_template_kwargs: Option<Map<String, Value>>,
+}
+
+/// A message of a conversation.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ChatMessage {
+    /// Who speaks.
+    role: Role,
+    /// What is said: a text, or parts of the type `text`.
+    #[schema(value_type = Option<String>)]
+    content: Option<Value>,
+    /// The speaker's name, for templates that look at it.
+    name: Option<String>,
+    /// Calls of tools that the model made.
+    tool_calls: Option<Vec<MadeCall>>,
+    /// The call whose result this is.
+    tool_call_id: Option<String>,
+    /// What the model said instead of an answer.
+    refusal: Option<String>,
+}
+
+/// Who speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Role {
+    /// The system.
+    System,
+    /// The system, in OpenAI's newer word.
+    Developer,
+    /// The user.
+    User,
+    /// The model.
+    Assistant,
+    /// A tool.
+    Tool,
+}
+
+/// A call of a tool that the model made.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct MadeCall {
+    id: String,
+    #[serde(rename = "type")]
+    _kind: Option<crate::protocol::tools::FunctionType>,
+    function: MadeFunction,
+    #[serde(rename = "index")]
+    _index: Option<usize>,
+}
+
+/// A function that the model called.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct MadeFunction {
+    name: String,
+    arguments: String,
+}
+
+/// The jobs of a chat.
+pub(crate) struct PreparedChat {
+    pub(crate) jobs: Prepared,
+    /// Whose calls are to be read.
+    pub(crate) tools: Option<Tools>,
+}
+
+/// Reads a body and makes its jobs.
+///
+/// # Errors
+/// The field that is wrong.
+pub(crate) fn prepare(app: &App, mut object: Map<String, Value>) -> Result<PreparedChat> {
+    let mut common: Common = fields::take(&mut object)?;
+    let own: ChatFields = fields::parse(object)?;
+    common.check_model(app)?;
+    match (common.max_tokens, own.max_completion_tokens) {
+        (Some(a), Some(b)) if a != b => {
+            let message = "`max_tokens` and `max_completion_tokens` differ";
+            return Err(ApiError::invalid("max_completion_tokens", message));
+        }
+        (None, newer) => common.max_tokens = newer,
+        _ => {}
+    }
+    let tools = own.tools(app)?;
+    let forced = match (&tools, &own.tool_choice) {
+        (Some(tools), Some(choice)) => tools.forced(choice)?,
+        (None, Some(ToolChoice::Mode(ToolMode::Required) | ToolChoice::Named(_))) => {
+            return Err(ApiError::invalid("tool_choice", "there are no `tools` to choose from"));
+        }
+        _ => None,
+    };
+    let mut grammar = grammar::compile(
+        app,
+        own.response_format.as_ref(),
+        common.structured_outputs.as_ref(),
+    )?;
+    if let Some(forced) = forced {
+        if grammar.is_some() {
+            let message = "a call that must be made goes with no other grammar";
+            return Err(ApiError::invalid("tool_choice", message));
+        }
+        grammar = Some(grammar::compile_one(app, "tools", &forced)?);
+    }
+    let logprobs = match (own.logprobs.unwrap_or(false), own.top_logprobs) {
+        (true, count) => Some(top_logprobs("top_logprobs", count.unwrap_or(0))?),
+        (false, None | Some(0)) => None,
+        (false, Some(_)) => {
+            let message = "`top_logprobs` goes with `logprobs: true` alone";
+            return Err(ApiError::invalid("top_logprobs", message));
+        }
+    };
+    let prompt = own.prompt(app, tools.as_ref())?;
+    let parts =
+        Parts { prompts: vec![prompt], param: "messages", default_tokens: None, logprobs, grammar };
+    Ok(PreparedChat { jobs: common.prepare(app, parts)?, tools })
+}
+
+impl ChatFields {
+    /// The tools that the model is told of.
+    fn tools(&self, app: &App) -> Result<Option<Tools>> {
+        let none = matches!(self.tool_choice, Some(ToolChoice::Mode(ToolMode::None)));
+        match &self.tools {
+            Some(tools) if !tools.is_empty() && !none => {
+                let parallel = self.parallel_tool_calls.unwrap_or(true);
+                Tools::new(app.chat()?, tools.clone(), parallel).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// The tokens of the conversation.
+    fn prompt(&self, app: &App, tools: Option<&Tools>) -> Result<Vec<u32>> {
+        if self.messages.is_empty() {
+            return Err(ApiError::invalid("messages", "at least one message was expected"));
+        }
+        let mut template = app.chat()?.clone();
+        for (name, value) in self.chat_template_kwargs.iter().flatten() {
+            template = template.with_variable(name, value);
+        }
+        let messages = self.messages.iter().enumerate();
+        let messages: Vec<Value> =
+            messages.map(|(index, message)| message.value(index)).collect::<Result<_>>()?;
+        let tools = tools.map(Tools::values);
+        let text = template.render_with_tools(&messages, tools.as_deref(), true)?;
+        Ok(app.tokenizer()?.encode(&text, false)?)
+    }
+}
+
+impl ChatMessage {
+    /// The message as templates take it.
+    fn value(&self, index: usize) -> Result<Value> {
+        let field = |name: &str| format!("messages.{index}.{name}");
+        let mut content = match &self.content {
+            None => None,
+            Some(content) => Some(text(&field("content"), content)?),
+        };
+        if let Some(refusal) = &self.refusal {
+            content = Some(content.unwrap_or_default() + refusal);
+        }
+        let role = match self.role {
+            Role::System | Role::Developer => "system",
+            Role::User => "user",
+            Role::Assistant => "assistant",
+            Role::Tool => "tool",
+        };
+        if content.is_none() && self.tool_calls.is_none() {
+            return Err(ApiError::invalid(field("content"), "the message has no content"));
+        }
+        let mut message = json!({"role": role, "content": content.unwrap_or_default()});
+        if let Some(name) = &self.name {
+            message["name"] = json!(name);
+        }
+        if let Some(id) = &self.tool_call_id {
+            message["tool_call_id"] = json!(id);
+        }
+        if let Some(calls) = &self.tool_calls {
+            let call = |call: &MadeCall| {
+                let text = &call.function.arguments;
+                // Templates write arguments as JSON themselves.
+                let arguments = serde_json::from_str(text).unwrap_or_else(|_| json!(text));
+                json!({"id": call.id, "type": "function",
+                    "function": {"name": call.function.name, "arguments": arguments}})
+            };
+            message["tool_calls"] = calls.iter().map(call).collect();
+        }
+        Ok(message)
+    }
+}
+
+/// The text of a content: a string, or parts of the type `text`.
+fn text(field: &str, content: &Value) -> Result<String> {
+    let parts = match content {
+        Value::String(text) => return Ok(text.clone()),
+        Value::Array(parts) => parts,
+        _ => return Err(ApiError::invalid(field, "a text or a list of parts was expected")),
+    };
+    let part = |(index, part): (usize, &Value)| {
+        let field = format!("{field}.{index}");
+        match (part.get("type").and_then(Value::as_str), part.get("text").and_then(Value::as_str)) {
+            (Some("text"), Some(text)) => Ok(text.to_string()),
+            (Some(kind), _) if kind != "text" => {
+                let message = format!("parts of the type `{kind}` are not supported");
+                Err(ApiError::unsupported(format!("{field}.type"), message))
+            }
+            _ => Err(ApiError::invalid(field, "a part with `type` and `text` was expected")),
+        }
+    };
+    parts.iter().enumerate().map(part).collect()
+}

@@ -1,0 +1,307 @@
+//! The fields that completions and chats share, and the jobs that they make.
+
+use std::collections::BTreeMap;
+
+use kv_models::{Job, LogitsShaper, Request, Sampling};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+
+use crate::app::App;
+use crate::error::{ApiError, Result};
+use crate::protocol::grammar::StructuredOutputs;
+use crate::shapers::{Bias, Chain, Grammar, Penalties};
+
+/// The most log-probabilities beside a token's own.
+const MOST_LOGPROBS: usize = 20;
+/// The most stop strings, and the most bytes of one.
+const MOST_STOPS: (usize, usize) = (16, 1024);
+
+/// Fields of completions and of chats.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Common {
+    /// The model's name; by default the one that is served.
+    pub(crate) model: Option<String>,
+    /// Whether the answer comes as server-sent events.
+    pub(crate) stream: Option<bool>,
+    /// What a stream tells besides text.
+    pub(crate) stream_options: Option<StreamOptions>,
+    /// Choices of each prompt. Each has a seed of its own: `seed`, `seed + 1` and so on.
+    #[schema(minimum = 1)]
+    pub(crate) n: Option<usize>,
+    /// The seed of what is drawn; a random one by default.
+    pub(crate) seed: Option<i64>,
+    /// 0 takes the likeliest token; 1 by default.
+    #[schema(minimum = 0, maximum = 2)]
+    pub(crate) temperature: Option<f64>,
+    /// Only the likeliest tokens that together reach this probability.
+    #[schema(exclusive_minimum = 0, maximum = 1)]
+    pub(crate) top_p: Option<f64>,
+    /// Only the `top_k` likeliest tokens; -1 and 0 for all. Not among OpenAI's fields.
+    #[schema(minimum = -1)]
+    pub(crate) top_k: Option<i64>,
+    /// Only tokens of at least this fraction of the likeliest one's probability. Not among OpenAI's
+    /// fields.
+    #[schema(minimum = 0, maximum = 1)]
+    pub(crate) min_p: Option<f64>,
+    /// Divides positive logits of tokens that are in the prompt or were generated. Not among
+    /// OpenAI's fields.
+    #[schema(exclusive_minimum = 0)]
+    pub(crate) repetition_penalty: Option<f64>,
+    /// Taken from a token's logit for each time that it was generated.
+    #[schema(minimum = -2, maximum = 2)]
+    pub(crate) frequency_penalty: Option<f64>,
+    /// Taken from the logits of tokens that were generated.
+    #[schema(minimum = -2, maximum = 2)]
+    pub(crate) presence_penalty: Option<f64>,
+    /// Numbers from -100 to 100 that are added to tokens' logits; -100 bans a token.
+    pub(crate) logit_bias: Option<BTreeMap<String, f64>>,
+    /// Texts at which to stop.
+    pub(crate) stop: Option<Stop>,
+    /// The most new tokens.
+    #[schema(minimum = 1)]
+    pub(crate) max_tokens: Option<usize>,
+    /// Goes on behind the model's end of a text. Not among OpenAI's fields.
+    pub(crate) ignore_eos: Option<bool>,
+    /// What the text must follow, in vLLM's form. Not among OpenAI's fields.
+    pub(crate) structured_outputs: Option<StructuredOutputs>,
+    /// Who asks; it is written to the log.
+    pub(crate) user: Option<String>,
+    /// The cache of this request: `policy`, `budget` and the policy's own options, or `context`.
+    #[schema(value_type = Option<Object>)]
+    pub(crate) kv: Option<Map<String, Value>>,
+}
+
+/// What a stream tells besides text.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct StreamOptions {
+    /// Whether the last event has the usage.
+    pub(crate) include_usage: Option<bool>,
+}
+
+/// Texts at which to stop.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum Stop {
+    /// One.
+    One(String),
+    /// Several.
+    Several(Vec<String>),
+}
+
+/// The jobs of a request, and what is told of them.
+pub(crate) struct Prepared {
+    /// `n` jobs for each prompt.
+    pub(crate) jobs: Vec<Job>,
+    /// Choices of each prompt.
+    pub(crate) choices: usize,
+    pub(crate) stream: bool,
+    pub(crate) include_usage: bool,
+}
+
+/// What of a request's jobs is not among the common fields.
+pub(crate) struct Parts {
+    /// The tokens of each prompt.
+    pub(crate) prompts: Vec<Vec<u32>>,
+    /// The field that the prompts came from.
+    pub(crate) param: &'static str,
+    /// The number of new tokens where the request gives none; `None` for what is left.
+    pub(crate) default_tokens: Option<usize>,
+    pub(crate) logprobs: Option<usize>,
+    pub(crate) grammar: Option<Grammar>,
+}
+
+impl Common {
+    /// Refuses another model's name.
+    pub(crate) fn check_model(&self, app: &App) -> Result<()> {
+        match &self.model {
+            Some(name) if *name != app.name => {
+                let message = format!("the model `{name}` is not here; there is `{}`", app.name);
+                Err(ApiError::not_found("model_not_found", message).about("model"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The name of the compressed context that the request continues.
+    pub(crate) fn context(&self) -> Result<Option<&str>> {
+        let Some(kv) = &self.kv else { return Ok(None) };
+        match kv.get("context") {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(name)) => match kv.keys().find(|key| *key != "context") {
+                None => Ok(Some(name)),
+                Some(other) => {
+                    let field = format!("kv.{other}");
+                    let message =
+                        format!("`{field}` goes with no `context`, which has a policy of its own");
+                    Err(ApiError::invalid(field, message))
+                }
+            },
+            Some(_) => Err(ApiError::invalid("kv.context", "a context's name was expected")),
+        }
+    }
+
+    /// The jobs of some prompts.
+    ///
+    /// # Errors
+    /// The field that is wrong.
+    pub(crate) fn prepare(&self, app: &App, parts: Parts) -> Result<Prepared> {
+        let choices = self.n.unwrap_or(1);
+        let (count, most) = (choices.saturating_mul(parts.prompts.len()), app.settings.max_choices);
+        if choices == 0 || count > most {
+            let message = format!("{count} choices were asked for; from 1 to {most} are possible");
+            return Err(ApiError::invalid("n", message));
+        }
+        if self.stream_options.is_some() && self.stream != Some(true) {
+            let message = "`stream_options` goes with `stream` alone";
+            return Err(ApiError::invalid("stream_options", message));
+        }
+        let context = self.context()?;
+        let mut kv = self.kv.clone().unwrap_or_default();
+        kv.retain(|key, value| key != "context" && !value.is_null());
+        let policy = app.settings.policies.choose(&kv)?;
+        let (sampling, stop) = (self.sampling()?, self.stops()?);
+        let seed = self.seed.map_or_else(rand::random, |seed| seed as u64);
+        let mut jobs = Vec::with_capacity(count);
+        for tokens in &parts.prompts {
+            let new_tokens = self.new_tokens(app, tokens.len(), &parts)?;
+            for choice in 0..choices {
+                let request = Request {
+                    tokens: tokens.clone(),
+                    question: Vec::new(),
+                    new_tokens,
+                    sampling: Sampling { seed: seed.wrapping_add(choice as u64), ..sampling },
+                    stop: stop.clone(),
+                    stop_at_end: !self.ignore_eos.unwrap_or(false),
+                };
+                let mut job = Job::new(request, policy.clone());
+                job.context = context.map(String::from);
+                job.logprobs = parts.logprobs;
+                job.shaper = self.shaper(app, parts.grammar.clone())?;
+                jobs.push(job);
+            }
+        }
+        let include_usage = self.stream_options.as_ref().and_then(|o| o.include_usage);
+        let stream = self.stream.unwrap_or(false);
+        Ok(Prepared { jobs, choices, stream, include_usage: include_usage.unwrap_or(false) })
+    }
+
+    /// The number of new tokens.
+    fn new_tokens(&self, app: &App, prompt: usize, parts: &Parts) -> Result<usize> {
+        let (most, positions) = (app.settings.max_tokens, app.positions());
+        let param = "max_tokens";
+        let left = positions.saturating_sub(prompt);
+        if left == 0 {
+            let message =
+                format!("the prompt has {prompt} tokens, the model {positions} positions");
+            return Err(ApiError::too_long(parts.param, message));
+        }
+        match self.max_tokens {
+            Some(0) => Err(ApiError::invalid(param, "at least one new token must be asked for")),
+            Some(count) if count > most => {
+                let message = format!("{count} new tokens were asked for; the most is {most}");
+                Err(ApiError::invalid(param, message))
+            }
+            Some(count) if count > left => {
+                let message = format!(
+                    "{prompt} tokens of the prompt and {count} new ones do not fit into the \
+                     model's {positions} positions"
+                );
+                Err(ApiError::too_long(param, message))
+            }
+            Some(count) => Ok(count),
+            None => Ok(parts.default_tokens.unwrap_or(most).min(most).min(left)),
+        }
+    }
+
+    fn sampling(&self) -> Result<Sampling> {
+        let top_k = match self.top_k {
+            None | Some(-1 | 0) => None,
+            Some(count) => Some(usize::try_from(count).map_err(|_| {
+                ApiError::invalid("top_k", "a number of tokens was expected, or -1 for all")
+            })?),
+        };
+        let temperature = self.temperature.unwrap_or(1.0);
+        in_range("temperature", temperature, 0.0..=2.0)?;
+        let sampling = Sampling {
+            repetition_penalty: self.repetition_penalty.unwrap_or(1.0),
+            temperature,
+            top_k,
+            // The neutral values cost a pass over the vocabulary.
+            top_p: self.top_p.filter(|p| *p != 1.0),
+            min_p: self.min_p.filter(|p| *p != 0.0),
+            seed: 0,
+        };
+        sampling.validate()?;
+        Ok(sampling)
+    }
+
+    fn stops(&self) -> Result<Vec<String>> {
+        let stops = match &self.stop {
+            None => return Ok(Vec::new()),
+            Some(Stop::One(text)) => vec![text.clone()],
+            Some(Stop::Several(texts)) => texts.clone(),
+        };
+        let (most, bytes) = MOST_STOPS;
+        let too_long = |text: &String| text.is_empty() || text.len() > bytes;
+        if stops.len() > most || stops.iter().any(too_long) {
+            let message = format!("at most {most} texts of 1 to {bytes} bytes were expected");
+            return Err(ApiError::invalid("stop", message));
+        }
+        Ok(stops)
+    }
+
+    fn shaper(&self, app: &App, grammar: Option<Grammar>) -> Result<Option<Box<dyn LogitsShaper>>> {
+        let mut shapers: Vec<Box<dyn LogitsShaper>> = Vec::new();
+        let frequency = self.frequency_penalty.unwrap_or(0.0);
+        let presence = self.presence_penalty.unwrap_or(0.0);
+        in_range("frequency_penalty", frequency, -2.0..=2.0)?;
+        in_range("presence_penalty", presence, -2.0..=2.0)?;
+        if (frequency, presence) != (0.0, 0.0) {
+            shapers.push(Box::new(Penalties::new(frequency as f32, presence as f32)));
+        }
+        if let Some(bias) = self.logit_bias.as_ref().filter(|bias| !bias.is_empty()) {
+            shapers.push(Box::new(Bias::new(self::bias(app, bias)?)));
+        }
+        if let Some(grammar) = grammar {
+            shapers.push(Box::new(grammar));
+        }
+        Ok(Chain::of(shapers))
+    }
+}
+
+/// Checks a number of the most likely tokens.
+pub(crate) fn top_logprobs(param: &str, count: usize) -> Result<usize> {
+    if count > MOST_LOGPROBS {
+        let message = format!("`{param}` is {count}, from 0 to {MOST_LOGPROBS} was expected");
+        return Err(ApiError::invalid(param, message));
+    }
+    Ok(count)
+}
+
+/// The tokens of `logit_bias`.
+fn bias(app: &App, bias: &BTreeMap<String, f64>) -> Result<Vec<(u32, f32)>> {
+    let vocabulary = app.engine.card().config.vocab_size;
+    let pair = |(token, bias): (&String, &f64)| {
+        let field = || format!("logit_bias.{token}");
+        let known = token.parse().ok().filter(|token| (*token as usize) < vocabulary);
+        let known = known.ok_or_else(|| {
+            let message = format!("`{token}` is no token of the model's {vocabulary}");
+            ApiError::invalid(field(), message)
+        })?;
+        in_range(&field(), *bias, -100.0..=100.0)?;
+        Ok((known, *bias as f32))
+    };
+    bias.iter().map(pair).collect()
+}
+
+fn in_range(param: &str, value: f64, range: std::ops::RangeInclusive<f64>) -> Result<()> {
+    if range.contains(&value) {
+        return Ok(());
+    }
+    let (start, end) = (range.start(), range.end());
+    let message = format!("`{param}` is {value}, from {start} to {end} was expected");
+    Err(ApiError::invalid(param, message))
+}
