@@ -176,6 +176,9 @@ impl From<JobError> for ApiError {
                 .status(StatusCode::CONFLICT)
                 .about("name")
                 .code("context_exists"),
+            JobError::ContextName { .. } => Self::invalid("name", message),
+            JobError::ContextPolicy { .. } => Self::invalid("kv.policy", message),
+            JobError::NoContextFolder => Self::unsupported("name", message),
             JobError::Model(error) => error.into(),
             JobError::Shaper { .. } => Self::bad_request(message).code("grammar_failed"),
             JobError::ShuttingDown => Self::unavailable(message),

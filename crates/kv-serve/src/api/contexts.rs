@@ -15,9 +15,6 @@ use crate::app::App;
 use crate::error::{ApiError, ErrorBody, Result};
 use crate::protocol::fields::{self, Object};
 
-/// The longest name, in bytes. Names become names of files.
-const LONGEST_NAME: usize = 64;
-
 /// A document to compress.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -78,7 +75,7 @@ impl From<ContextInfo> for Context {
             kv_tokens_kept: info.held.tokens,
             kv_bytes: info.held.bytes,
             kv_full_bytes: info.held.full_bytes,
-            saved: info.saved,
+            saved: info.is_saved,
         }
     }
 }
@@ -95,7 +92,6 @@ pub(crate) async fn create(
         return Err(ApiError::unavailable("the server is shutting down"));
     }
     let new: NewContext = fields::parse(object)?;
-    check_name(&new.name)?;
     let policy = app.settings.policies.choose(&new.kv.clone().unwrap_or_default())?;
     let info = blocking(move || {
         let tokens = new.tokens(&app)?;
@@ -148,11 +144,6 @@ pub(crate) async fn save(
     State(app): State<Arc<App>>,
     Path(name): Path<String>,
 ) -> Result<Json<Context>> {
-    if app.engine.options().contexts.is_none() {
-        let message = "this server saves no contexts; the operator may start it with \
-                       `--contexts FOLDER`";
-        return Err(ApiError::unsupported("name", message));
-    }
     let (own, saved) = (Arc::clone(&app), name.clone());
     let done = blocking(move || Ok(own.engine.save(&saved)?)).await;
     let path = done.map_err(|error| error.about("name"))?;
@@ -189,17 +180,4 @@ impl NewContext {
         }
         Ok(tokens)
     }
-}
-
-fn check_name(name: &str) -> Result<()> {
-    let known = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    let fits = (1..=LONGEST_NAME).contains(&name.len());
-    if fits && !name.starts_with('.') && name.chars().all(known) {
-        return Ok(());
-    }
-    let message = format!(
-        "a name of 1 to {LONGEST_NAME} letters, digits, `-`, `_` and `.` was expected, without a \
-         `.` in front"
-    );
-    Err(ApiError::invalid("name", message))
 }

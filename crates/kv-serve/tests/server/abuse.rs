@@ -1,0 +1,177 @@
+//! Clients that vanish, read slowly, or send half a request.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use kv_models::{Engine, EngineOptions};
+use kv_serve::{Settings, listen, serve};
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+
+use super::support::{CHAT, chat, engine, settings};
+
+/// A server on a port of its own, which ends when it is told to.
+struct Bound {
+    address: SocketAddr,
+    engine: Engine,
+    end: oneshot::Sender<()>,
+    served: tokio::task::JoinHandle<anyhow::Result<()>>,
+}
+
+async fn bound(options: EngineOptions, settings: Settings) -> Bound {
+    let listener = listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let engine = engine(options);
+    let (end, ended) = oneshot::channel();
+    let until = async move {
+        let _ = ended.await;
+    };
+    let served = tokio::spawn(serve(listener, engine.clone(), settings, until));
+    Bound { address, engine, end, served }
+}
+
+fn send(address: SocketAddr, body: &Value) -> TcpStream {
+    let body = body.to_string();
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    write!(
+        stream,
+        "POST {CHAT} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .unwrap();
+    stream
+}
+
+fn long(stream: bool) -> Value {
+    chat("The sea", json!({"max_tokens": 1000, "ignore_eos": true, "stream": stream}))
+}
+
+/// Waits until the engine has nothing to do.
+async fn idle(engine: &Engine) {
+    let begun = Instant::now();
+    loop {
+        let load = engine.load();
+        if load.waiting + load.prefilling + load.running == 0 {
+            return;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(30), "{load:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_vanish_cancel_their_jobs() {
+    let options = EngineOptions { rows: 2, ..EngineOptions::default() };
+    let server = bound(options, settings()).await;
+    for stream in [true, false] {
+        let clients: Vec<TcpStream> =
+            (0..6).map(|_| send(server.address, &long(stream))).collect();
+        let begun = Instant::now();
+        while server.engine.load().running == 0 {
+            assert!(begun.elapsed() < Duration::from_secs(30));
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        drop(clients);
+        idle(&server.engine).await;
+    }
+    let totals = server.engine.load().totals;
+    assert!(totals.cancelled >= 8, "{totals:?}");
+    server.end.send(()).unwrap();
+    server.served.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slow_readers_lose_nothing_and_hold_nobody_up() {
+    let server = bound(EngineOptions::default(), settings()).await;
+    let mut slow = send(server.address, &long(true));
+    // Its job ends whether it reads or not.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    idle(&server.engine).await;
+    let text = tokio::task::spawn_blocking(move || {
+        let (mut all, mut piece) = (Vec::new(), [0; 4096]);
+        loop {
+            match slow.read(&mut piece).unwrap() {
+                0 => break String::from_utf8(all).unwrap(),
+                count => all.extend_from_slice(&piece[..count]),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+    let text = text.await.unwrap();
+    assert_eq!(text.matches("finish_reason\":\"length\"").count(), 1);
+    assert!(text.contains("data: [DONE]"));
+    server.end.send(()).unwrap();
+    server.served.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn half_requests_hold_nobody_up() {
+    let server = bound(EngineOptions::default(), settings()).await;
+    let halves: Vec<TcpStream> = ["", "POST", "POST /v1/chat/completions HTTP/1.1\r\ncontent-le"]
+        .iter()
+        .map(|start| {
+            let mut stream = TcpStream::connect(server.address).unwrap();
+            stream.write_all(start.as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    let mut wrong = TcpStream::connect(server.address).unwrap();
+    wrong.write_all(b"\x16\x03\x01 this is no HTTP\r\n\r\n").unwrap();
+    let answer = tokio::task::spawn_blocking({
+        let address = server.address;
+        move || {
+            let mut text = String::new();
+            send(address, &chat("The sea", json!({}))).read_to_string(&mut text).unwrap();
+            text
+        }
+    });
+    assert!(answer.await.unwrap().starts_with("HTTP/1.1 200"));
+    drop(halves);
+    server.end.send(()).unwrap();
+    server.served.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_end_lets_running_requests_finish() {
+    let server = bound(EngineOptions::default(), settings()).await;
+    let mut running = send(server.address, &long(true));
+    let begun = Instant::now();
+    while server.engine.load().running == 0 {
+        assert!(begun.elapsed() < Duration::from_secs(30));
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    server.end.send(()).unwrap();
+    let text = tokio::task::spawn_blocking(move || {
+        let mut text = String::new();
+        running.read_to_string(&mut text).unwrap();
+        text
+    });
+    assert!(text.await.unwrap().contains("finish_reason\":\"length\""));
+    server.served.await.unwrap().unwrap();
+    assert!(TcpStream::connect(server.address).is_err());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_end_cancels_what_takes_too_long() {
+    let drain_timeout = Duration::from_millis(20);
+    let server = bound(EngineOptions::default(), Settings { drain_timeout, ..settings() }).await;
+    let mut running = send(server.address, &long(true));
+    let begun = Instant::now();
+    while server.engine.load().running == 0 {
+        assert!(begun.elapsed() < Duration::from_secs(30));
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    server.end.send(()).unwrap();
+    let text = tokio::task::spawn_blocking(move || {
+        let mut text = String::new();
+        running.read_to_string(&mut text).unwrap();
+        text
+    });
+    let text = text.await.unwrap();
+    // A fast machine may have come to the end before.
+    assert!(text.contains("shutting down") || text.contains("\"length\""), "{text}");
+    server.served.await.unwrap().unwrap();
+}

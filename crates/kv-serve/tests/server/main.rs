@@ -1,0 +1,12 @@
+//! Tests of the server, with the embedded model on the CPU.
+
+mod abuse;
+mod caches;
+mod chat;
+mod completions;
+mod errors;
+mod grammars;
+mod operator;
+mod page;
+mod program;
+mod support;

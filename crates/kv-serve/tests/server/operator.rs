@@ -1,0 +1,139 @@
+//! What the operator decides: keys, origins, policies, a queue, readiness.
+
+use axum::body::Body;
+use axum::http::{Method, Request};
+use kv_core::Budget;
+use kv_models::EngineOptions;
+use kv_serve::{Policies, Settings, router};
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use super::support::{
+    CHAT, bad, body, chat, engine, error_of, get, good, json_of, post, request, server, settings,
+    shared, text,
+};
+
+#[tokio::test]
+async fn keys_guard_the_api() {
+    let api_keys = vec!["first-key".to_string(), "second".to_string()];
+    let server = router(shared(), Settings { api_keys, ..settings() });
+    let with = |key: Option<&str>, path: &str| {
+        let mut builder = Request::builder().uri(path);
+        if let Some(key) = key {
+            builder = builder.header("authorization", key);
+        }
+        builder.body(Body::empty()).unwrap()
+    };
+    for key in [None, Some("Bearer wrong"), Some("Bearer first-ke"), Some("Basic first-key"), Some("")] {
+        for path in ["/v1/models", "/v1/kv/requests", "/v1/kv/contexts", "/v1/kv/policies"] {
+            let (status, answer) = json_of(&server, with(key, path)).await;
+            assert_eq!(status.as_u16(), 401, "{key:?} {path}");
+            assert_eq!(error_of(&answer)["code"], "invalid_api_key");
+        }
+    }
+    let (status, _) = post(&server, CHAT, chat("x", json!({}))).await;
+    assert_eq!(status.as_u16(), 401);
+    for key in ["Bearer first-key", "bearer second"] {
+        let (status, _) = json_of(&server, with(Some(key), "/v1/models")).await;
+        assert_eq!(status.as_u16(), 200);
+    }
+    // What probes, scrapers and browsers ask first is open.
+    for path in ["/health", "/ready", "/metrics", "/", "/openapi.json"] {
+        let (status, _) = text(&server, with(None, path)).await;
+        assert_eq!(status.as_u16(), 200, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn pages_of_other_origins_are_shut_out_unless_named() {
+    let from = |method: Method| {
+        Request::builder()
+            .method(method)
+            .uri("/v1/models")
+            .header("origin", "https://example.org")
+            .header("access-control-request-method", "POST")
+            .body(Body::empty())
+            .unwrap()
+    };
+    let allowed = async |router: &axum::Router, method: Method| {
+        let response = router.clone().oneshot(from(method)).await.unwrap();
+        let header = response.headers().get("access-control-allow-origin");
+        header.map(|value| value.to_str().unwrap().to_string())
+    };
+    assert_eq!(allowed(&server(), Method::GET).await, None);
+    let with = |origin: &str| {
+        router(shared(), Settings { cors: vec![origin.to_string()], ..settings() })
+    };
+    let named = with("https://example.org");
+    assert_eq!(allowed(&named, Method::GET).await.as_deref(), Some("https://example.org"));
+    assert_eq!(allowed(&named, Method::OPTIONS).await.as_deref(), Some("https://example.org"));
+    assert_eq!(allowed(&with("https://other.org"), Method::GET).await, None);
+    assert_eq!(allowed(&with("*"), Method::GET).await.as_deref(), Some("*"));
+}
+
+#[tokio::test]
+async fn policies_may_be_few_and_a_name_another() {
+    let policies = Policies::new("knorm", Budget::Tokens(32), &["full".into()]).unwrap();
+    let name = Some("mine".to_string());
+    let server = router(shared(), Settings { policies, name, ..settings() });
+    let answer = good(&server, CHAT, chat("The sea was calm.", json!({"model": "mine"}))).await;
+    assert_eq!(answer["model"], "mine");
+    good(&server, CHAT, chat("x", json!({"kv": {"policy": "full"}}))).await;
+    let error = bad(&server, CHAT, chat("x", json!({"kv": {"policy": "h2o"}})), 400).await;
+    assert!(error["message"].as_str().unwrap().contains("full, knorm"), "{error}");
+    let (_, policies) = get(&server, "/v1/kv/policies").await;
+    assert_eq!(policies["policies"].as_array().unwrap().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_queue_says_when_to_come_again() {
+    let engine = engine(EngineOptions { rows: 1, queue: 1, ..EngineOptions::default() });
+    let server = router(engine, settings());
+    let long = chat("The sea", json!({"max_tokens": 600, "ignore_eos": true}));
+    let asked: Vec<_> = (0..6)
+        .map(|_| {
+            let (server, body) = (server.clone(), long.clone());
+            tokio::spawn(async move {
+                let asked = request(Method::POST, CHAT, Some(&body));
+                let response = server.oneshot(asked).await.unwrap();
+                let after = response.headers().get("retry-after").cloned();
+                (response.status().as_u16(), after, body_of(response).await)
+            })
+        })
+        .collect();
+    let mut counts = (0, 0);
+    for one in asked {
+        let (status, after, answer) = one.await.unwrap();
+        match status {
+            200 => counts.0 += 1,
+            429 => {
+                counts.1 += 1;
+                assert_eq!(after.unwrap(), "1");
+                assert_eq!(error_of(&answer)["code"], "queue_full");
+            }
+            other => panic!("{other}: {answer}"),
+        }
+    }
+    assert!(counts.0 >= 1 && counts.1 >= 1, "{counts:?}");
+}
+
+async fn body_of(response: axum::http::Response<Body>) -> Value {
+    serde_json::from_str(&body(response).await).unwrap()
+}
+
+#[tokio::test]
+async fn a_cache_that_is_too_small_says_so() {
+    let engine = engine(EngineOptions { bytes: 4096, ..EngineOptions::default() });
+    let server = router(engine, settings());
+    let error = bad(&server, CHAT, chat("The sea was calm.", json!({})), 400).await;
+    assert_eq!(error["code"], "cache_too_small");
+}
+
+#[tokio::test]
+async fn health_is_told() {
+    let server = server();
+    for path in ["/health", "/ready"] {
+        let (status, answer) = get(&server, path).await;
+        assert_eq!((status.as_u16(), &answer["status"]), (200, &json!("ok")));
+    }
+}

@@ -1,0 +1,107 @@
+//! The page in a real browser.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use axum::Router;
+use axum::http::{Method, header};
+use axum::routing::get;
+use kv_serve::router;
+
+use super::support::{NUMBER, request, server, settings, shared, text};
+
+/// Programs that open the page, whichever is there.
+const BROWSERS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
+
+/// What a user does: asks for the sample's number, and waits for the answer and its picture.
+const DRIVE: &str = r##"
+const until = async (done) => { while (!done()) await new Promise((r) => setTimeout(r, 20)); };
+const find = (selector) => document.querySelector(selector);
+await until(() => document.documentElement.dataset.ready);
+find("#sample").click();
+find("#prompt").value = find("#prompt").value.replace(/is \d{5}/, "is 21963");
+find("#policy").value = "snapkv";
+find("#budget").value = "0.5";
+find("#send").click();
+await until(() => find(".assistant .meta")?.textContent.includes("instead of"));
+find("#prompt").value = "The sea was calm that day, and the old boat lay upon the sand. ";
+find("#most").value = 1500;
+find("#temperature").value = 1;
+find("#send").click();
+await until(() => find("#picture").dataset.kept && find("#requests .bar"));
+find("#stop").click();
+await until(() => !find("#send").disabled);
+find("#budget").value = "none";
+find("#prompt").value = "x";
+find("#send").click();
+await until(() => find(".wrong"));
+document.documentElement.dataset.driven = "true";
+"##;
+
+/// A browser's name. Without one, the test is skipped, or fails where CI runs it.
+fn browser() -> Option<&'static str> {
+    let starts = |name: &&str| {
+        let mut command = Command::new(name);
+        let quiet = command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
+        quiet.status().is_ok_and(|status| status.success())
+    };
+    let found = BROWSERS.into_iter().find(starts);
+    if found.is_none() {
+        let why = format!("no browser: none of {}", BROWSERS.join(", "));
+        assert!(std::env::var("CI").as_deref() != Ok("true"), "{why}");
+        kv_testing::skip("the_page_works_in_a_browser", &why);
+    }
+    found
+}
+
+#[tokio::test]
+async fn the_page_loads_nothing_from_elsewhere() {
+    let server = server();
+    for path in ["/", "/page/style.css", "/page/chat.js", "/page/api.js", "/page/caches.js"] {
+        let (status, text) = text(&server, request(Method::GET, path, None)).await;
+        assert_eq!(status.as_u16(), 200, "{path}");
+        assert!(!text.contains("://"), "{path}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_works_in_a_browser() {
+    let Some(browser) = browser() else { return };
+    // The page as it is, with a script that does what a user does.
+    let page = include_str!("../../assets/page/index.html");
+    let page = page.replace("</head>", "<script type=\"module\" src=\"/drive.js\"></script></head>");
+    let script = || async { ([(header::CONTENT_TYPE, "text/javascript")], DRIVE) };
+    let app = Router::new()
+        .route("/driven", get(move || async move { axum::response::Html(page) }))
+        .route("/drive.js", get(script))
+        .merge(router(shared(), settings()));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let serving = tokio::spawn(axum::serve(listener, app).into_future());
+    let url = format!("http://{address}/driven");
+    let open = move |more: Vec<String>| {
+        let profile = tempfile::tempdir().unwrap();
+        let output = Command::new(browser)
+            .args(["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=60000"])
+            .args(["--window-size=1280,900", "--hide-scrollbars"])
+            .arg(format!("--user-data-dir={}", profile.path().display()))
+            .args(more)
+            .arg(&url)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let picture = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kv-serve-page.png");
+    let shot = format!("--screenshot={}", picture.display());
+    let opened = tokio::task::spawn_blocking(move || {
+        // For people who want to look at it.
+        open(vec![shot]);
+        open(vec!["--dump-dom".into()])
+    });
+    let dom = opened.await.unwrap();
+    serving.abort();
+    assert!(dom.contains("data-driven=\"true\""), "{dom}");
+    assert!(dom.contains(NUMBER) && dom.contains("needle-1m on cpu"), "{dom}");
+    assert!(dom.contains("data-kept=\"[[") && dom.contains("none is no budget"), "{dom}");
+}
