@@ -53,6 +53,53 @@ impl KvCache {
         self.seen.len()
     }
 
+    /// Puts a cache of one sequence into an idle row of arenas ([`LayerCache::place_row`]), with
+    /// `room` free slots in every head.
+    ///
+    /// # Errors
+    /// [`Error::ArenaFull`] and the other errors of [`LayerCache::place_row`]; the row is idle then.
+    pub fn place_row(&mut self, row: usize, from: &Self, room: usize) -> Result<()> {
+        expect_shape("layers", &[from.layers.len()], &[self.layers.len()])?;
+        for (layer, from) in self.layers.iter_mut().zip(&from.layers) {
+            let lengths = from.layout().lengths().iter();
+            let capacities: Vec<usize> = lengths.map(|length| length + room).collect();
+            if let Err(error) = layer.place_row(row, from, &capacities) {
+                self.free_row(row)?;
+                return Err(error);
+            }
+        }
+        self.seen[row] = from.seen.first().copied().unwrap_or_default();
+        Ok(())
+    }
+
+    /// Frees the row of a sequence in arenas, which is idle from then on.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub fn free_row(&mut self, row: usize) -> Result<()> {
+        self.layers.iter_mut().try_for_each(|layer| layer.free_row(row))
+    }
+
+    /// Puts a cache of one sequence in the place of a row ([`LayerCache::replace_row`]).
+    ///
+    /// # Errors
+    /// The errors of [`LayerCache::replace_row`]; the row holds no sequence then.
+    pub fn replace_row(&mut self, row: usize, from: &Self) -> Result<()> {
+        expect_shape("layers", &[from.layers.len()], &[self.layers.len()])?;
+        let layers = self.layers.iter_mut().zip(&from.layers);
+        layers.into_iter().try_for_each(|(layer, from)| layer.replace_row(row, from))?;
+        self.seen[row] = from.seen.first().copied().unwrap_or_default();
+        Ok(())
+    }
+
+    /// Makes room for a step of idle rows of arenas. Call it before every step.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub fn rest_idle_rows(&mut self) -> Result<()> {
+        self.layers.iter_mut().try_for_each(LayerCache::rest_idle_rows)
+    }
+
     /// The most slots that any head of any layer holds, per sequence.
     pub fn longest(&self) -> Vec<usize> {
         let rows = (0..self.batch()).map(|row| {

@@ -48,6 +48,17 @@ pub enum Error {
         /// Slots that it would need.
         requested: usize,
     },
+    /// An arena has no room for a sequence.
+    #[error(
+        "an arena cannot take {}: {free} are free; wait until other sequences leave",
+        counted(*.requested, "slot")
+    )]
+    ArenaFull {
+        /// Slots of all heads of the sequence.
+        requested: usize,
+        /// Free slots.
+        free: usize,
+    },
     /// A slot or token index lies outside its range.
     #[error("{what}: index {index} is out of range, {limit} are there")]
     IndexOutOfRange {

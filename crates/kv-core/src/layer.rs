@@ -1,6 +1,7 @@
 //! One layer's cache: its pool of slots, and the methods that read it. The submodules have the
 //! methods that change slots.
 
+mod arena;
 mod attend;
 mod capacity;
 mod evict;
@@ -8,6 +9,7 @@ mod fullness;
 mod memory;
 mod merge;
 mod options;
+mod replace;
 mod rotate;
 mod scores;
 mod slots;

@@ -13,6 +13,19 @@ pub struct SlotLayout {
     offsets: Vec<usize>,
     capacities: Vec<usize>,
     lengths: Vec<usize>,
+    /// Where head ranges come and go within one pool.
+    pub(crate) arena: Option<ArenaLayout>,
+}
+
+/// How head ranges share the pool of an arena ([`crate::LayerCache::arena`]).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ArenaLayout {
+    /// The slots of the pool.
+    pub(crate) slots: usize,
+    /// The most slots that a head range may have: grids of recorded steps follow from it.
+    pub(crate) most: usize,
+    /// The block of each sequence; `None` while its row is idle.
+    pub(crate) blocks: Vec<Option<Range<usize>>>,
 }
 
 impl SlotLayout {
@@ -26,7 +39,21 @@ impl SlotLayout {
                 Some(start)
             })
             .collect();
-        Self { kv_heads, offsets, lengths: vec![0; capacities.len()], capacities }
+        let lengths = vec![0; capacities.len()];
+        Self { kv_heads, offsets, lengths, capacities, arena: None }
+    }
+
+    /// Sets where a head range lies.
+    pub(crate) fn set_range(
+        &mut self,
+        range: usize,
+        offset: usize,
+        capacity: usize,
+        length: usize,
+    ) {
+        self.offsets[range] = offset;
+        self.capacities[range] = capacity;
+        self.lengths[range] = length;
     }
 
     /// The number of head ranges, `B * Hkv`.
@@ -54,8 +81,11 @@ impl SlotLayout {
         &self.capacities
     }
 
-    /// The largest capacity of a head range; 0 without any.
+    /// The largest capacity of a head range, or the largest that one may have; 0 without any.
     pub fn most_capacity(&self) -> usize {
+        if let Some(arena) = &self.arena {
+            return arena.most;
+        }
         self.capacities.iter().max().copied().unwrap_or_default()
     }
 
@@ -78,8 +108,11 @@ impl SlotLayout {
         (0..self.head_ranges()).flat_map(|range| self.live(range))
     }
 
-    /// The number of slots that the head ranges have together.
+    /// The number of slots of the pool.
     pub fn total(&self) -> usize {
+        if let Some(arena) = &self.arena {
+            return arena.slots;
+        }
         self.capacities.iter().sum()
     }
 
@@ -91,7 +124,7 @@ impl SlotLayout {
     /// The capacity of all head ranges where it is one, so that the pool reads as
     /// `[B, Hkv, C, D]`.
     pub fn uniform_capacity(&self) -> Option<usize> {
-        let first = *self.capacities.first()?;
+        let first = *self.capacities.first().filter(|_| self.arena.is_none())?;
         self.capacities.iter().all(|&capacity| capacity == first).then_some(first)
     }
 

@@ -95,12 +95,14 @@ pub struct GeneratedBatch {
 }
 
 /// A request whose tokens are being generated.
-struct Running<'a> {
-    request: &'a Request,
-    tokens: Vec<u32>,
+#[derive(Debug)]
+pub(crate) struct Running {
+    new_tokens: usize,
+    stop_at_end: bool,
+    pub(crate) tokens: Vec<u32>,
     output: Option<TextOutput>,
     /// `None` while it goes on.
-    finish: Option<Finish>,
+    pub(crate) finish: Option<Finish>,
 }
 
 /// Generates for a batch of requests under one policy. `on_event` sees every token, and
@@ -158,7 +160,7 @@ pub fn generate_from(
 ) -> Result<GeneratedBatch> {
     let model = session.model();
     let samplings: Vec<Sampling> = requests.iter().map(|request| request.sampling).collect();
-    let mut running: Vec<Running<'_>> = requests.iter().map(|r| Running::new(model, r)).collect();
+    let mut running: Vec<Running> = requests.iter().map(|r| Running::new(model, r)).collect();
     check_questions(requests)?;
     let questions: Vec<&[u32]> = requests.iter().map(|request| &request.question[..]).collect();
     let compressed = session.memory();
@@ -205,7 +207,7 @@ fn check_questions(requests: &[Request]) -> Result<()> {
 
 /// The results as they stand.
 fn batch(
-    running: Vec<Running<'_>>,
+    running: Vec<Running>,
     (compressed, kept_bytes): (MemoryReport, Vec<usize>),
     decoder: &Decoder<'_>,
 ) -> Result<GeneratedBatch> {
@@ -215,12 +217,13 @@ fn batch(
     Ok(GeneratedBatch { outputs, compressed, kept_bytes, ended, ended_bytes })
 }
 
-impl<'a> Running<'a> {
-    fn new(model: &Model, request: &'a Request) -> Self {
+impl Running {
+    pub(crate) fn new(model: &Model, request: &Request) -> Self {
         let output =
             |tokenizer: &Tokenizer| TextOutput::new(tokenizer.stream(true), request.stop.clone());
         Self {
-            request,
+            new_tokens: request.new_tokens,
+            stop_at_end: request.stop_at_end,
             tokens: Vec::new(),
             output: model.tokenizer().map(output),
             finish: (request.new_tokens == 0).then_some(Finish::Length),
@@ -228,8 +231,8 @@ impl<'a> Running<'a> {
     }
 
     /// Records a token; `None` if it ended the sequence without being part of it.
-    fn take(&mut self, model: &Model, row: usize, token: u32) -> Result<Option<Event>> {
-        if self.request.stop_at_end && model.config().eos_token_ids.contains(&token) {
+    pub(crate) fn take(&mut self, model: &Model, row: usize, token: u32) -> Result<Option<Event>> {
+        if self.stop_at_end && model.config().eos_token_ids.contains(&token) {
             self.finish = Some(Finish::End);
             return Ok(None);
         }
@@ -237,14 +240,14 @@ impl<'a> Running<'a> {
         let text = self.output.as_mut().map(|output| output.push(token)).transpose()?;
         if self.output.as_ref().is_some_and(TextOutput::is_stopped) {
             self.finish = Some(Finish::Stop);
-        } else if self.tokens.len() == self.request.new_tokens {
+        } else if self.tokens.len() == self.new_tokens {
             self.finish = Some(Finish::Length);
         }
         Ok(Some(Event { request: row, token: Some(token), text }))
     }
 
     /// The text that was held back, where the sequence has ended.
-    fn rest(&mut self, row: usize) -> Result<Option<Event>> {
+    pub(crate) fn rest(&mut self, row: usize) -> Result<Option<Event>> {
         let text = self.output.as_mut().map(TextOutput::finish).transpose()?;
         let text = text.filter(|text| !text.is_empty());
         Ok(text.map(|text| Event { request: row, token: None, text: Some(text) }))

@@ -3,6 +3,7 @@
 mod calibration;
 mod chat;
 mod config;
+mod engine;
 mod error;
 mod fisher;
 mod generate;
@@ -22,6 +23,10 @@ mod weights;
 pub use calibration::Calibration;
 pub use chat::{ChatTemplate, Message};
 pub use config::{Architecture, ModelConfig, RopeScaling};
+pub use engine::{
+    ContextInfo, Ended, Engine, EngineOptions, Held, Job, JobError, JobId, JobLoad, Load,
+    LogitsShaper, ModelCard, Started, TokenLogprobs, Totals, Update,
+};
 pub use error::{FisherError, HubError, ModelError, Result, WeightsError};
 pub use fisher::{Fisher, LayerFisher, TextWindows};
 pub use generate::{Event, Finish, Generated, GeneratedBatch, Request, generate, generate_from};
@@ -32,7 +37,7 @@ pub use output::TextOutput;
 pub use presets::{PRESETS, preset};
 pub use rope::inverse_frequencies;
 pub use sampling::Sampling;
-pub use session::{Decoder, Session};
+pub use session::{ArenaKind, Decoder, Prefilling, Session, StepCounts};
 pub use tokenizer::{TextStream, Tokenizer};
 pub use weights::Weights;
 

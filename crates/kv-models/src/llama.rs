@@ -18,8 +18,8 @@ use kv_core::read_f32;
 use kv_kernels::{LinearOptions, RotaryTable, linear as linear_product};
 
 pub use gradients::KvGradients;
-pub(crate) use prefill::PromptGroup;
 pub use prefill::{PrefillPass, Prefilled};
+pub(crate) use prefill::{PrefillRun, PromptGroup};
 
 use crate::rope::prompt_table;
 use crate::{ModelConfig, Result};

@@ -8,16 +8,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, ThreadId};
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use kv_core::{KvCache, LayerCache, MemoryReport, Origin, read_f32};
 use kv_kernels::device_work;
 use kv_policies::{Policy, warn_of_remarks};
 
-pub use decoder::Decoder;
+pub use decoder::{ArenaKind, Decoder, StepCounts};
+pub use prefill::Prefilling;
 
 use crate::rope::trained_context;
 use crate::{Model, ModelError, Result};
-use prefill::prefill;
 
 /// Sequences that decode together.
 #[derive(Debug)]
@@ -87,22 +87,7 @@ impl<'a> Session<'a> {
         seeds: &[u64],
         new_tokens: &[usize],
     ) -> Result<Vec<Self>> {
-        if prompts.is_empty() {
-            return Err(ModelError::EmptyPrompt);
-        }
-        for (prompt, new_tokens) in prompts.iter().zip(new_tokens) {
-            model.llama().check_prompt(prompt)?;
-            if model.config().sliding_window.is_some() {
-                model.config().check_length(prompt.len().saturating_add(*new_tokens))?;
-            }
-        }
-        if policies.iter().any(|policy| policy.capabilities().renumbers) {
-            check_renumbered(model, prompts)?;
-        }
-        let longest = prompts.iter().map(Vec::len).max().unwrap_or_default();
-        let layers = model.config().num_layers;
-        policies.iter().for_each(|policy| warn_of_remarks(&**policy, layers, longest));
-        let _work = device_work();
+        check_start(model, policies, prompts, new_tokens)?;
         let mut sessions: Vec<Option<Self>> = policies.iter().map(|_| None).collect();
         let shared: Vec<usize> = (0..policies.len())
             .filter(|&index| !policies[index].capabilities().changes_prefill)
@@ -115,12 +100,30 @@ impl<'a> Session<'a> {
             if chosen.is_empty() {
                 continue;
             }
-            let started = prefill(model, &chosen, prompts, seeds, new_tokens)?;
+            let mut prefilling = Prefilling::new(model, &chosen, prompts, seeds, new_tokens)?;
+            while prefilling.layer()? {}
+            let started = prefilling.finish()?;
             for (index, session) in group.into_iter().zip(started) {
                 sessions[index] = Some(session);
             }
         }
         Ok(sessions.into_iter().flatten().collect())
+    }
+
+    /// [`Self::start`] of one prompt a layer at a time, so that other work may come in between.
+    ///
+    /// # Errors
+    /// The errors of [`Self::start`].
+    pub fn begin(
+        model: &'a Model,
+        policy: Arc<dyn Policy>,
+        prompt: Vec<u32>,
+        seed: u64,
+        new_tokens: usize,
+    ) -> Result<Prefilling<'a>> {
+        let (policies, prompts, new_tokens) = ([policy], [prompt], [new_tokens]);
+        check_start(model, &policies, &prompts, &new_tokens)?;
+        Prefilling::new(model, &policies, &prompts, &[seed], &new_tokens)
     }
 
     /// Whether this thread loaded the model and started the session.
@@ -137,6 +140,10 @@ impl<'a> Session<'a> {
     /// The compressed cache.
     pub fn cache(&self) -> &KvCache {
         &self.cache
+    }
+
+    pub(crate) fn cache_mut(&mut self) -> &mut KvCache {
+        &mut self.cache
     }
 
     /// The policy.
@@ -242,7 +249,7 @@ impl<'a> Session<'a> {
 
     /// [`Self::append`] at once, of tokens whose own logits nobody wants, such as a question: only
     /// the logits behind the last of them are made.
-    fn append_to_last(&mut self, tokens: &[&[u32]]) -> Result<()> {
+    pub(crate) fn append_to_last(&mut self, tokens: &[&[u32]]) -> Result<()> {
         let seen = self.cache.seen.clone();
         self.logits = self.model.llama().extend_to_last(tokens, &mut self.cache)?;
         self.note_appended(tokens, &seen);
@@ -364,6 +371,15 @@ impl<'a> Session<'a> {
         path: &Path,
         last: &[u32],
     ) -> Result<Self> {
+        let mut session = Self::restore(model, policy, path)?;
+        let Self { policy, cache, .. } = &mut session;
+        session.logits = model.llama().decode(last, cache, &**policy)?;
+        session.steps = 1;
+        Ok(session)
+    }
+
+    /// A saved session before anything is appended to it: it has no logits yet.
+    pub(crate) fn restore(model: &'a Model, policy: Arc<dyn Policy>, path: &Path) -> Result<Self> {
         let _work = device_work();
         let mut cache = KvCache::load(path, &model.llama().device())?;
         // Earlier versions had other names for some options.
@@ -372,10 +388,36 @@ impl<'a> Session<'a> {
         }
         cache.expect_origin(&origin(model, &*policy)?)?;
         cache.layers.iter_mut().try_for_each(|layer| policy.restore(layer))?;
-        let logits = model.llama().decode(last, &mut cache, &*policy)?;
-        let (home, ended) = (thread::current().id(), Vec::new());
-        Ok(Self { model, policy, cache, history: None, logits, steps: 1, ended, home, scratch: 0 })
+        let shape = [cache.batch(), model.config().vocab_size];
+        let logits = Tensor::zeros(shape, (&model.llama().device(), DType::F32));
+        let (home, ended, history) = (thread::current().id(), Vec::new(), None);
+        Ok(Self { model, policy, cache, history, logits, steps: 0, ended, home, scratch: 0 })
     }
+}
+
+/// Checks prompts before anything runs, and warns of what their policies do not do.
+fn check_start(
+    model: &Model,
+    policies: &[Arc<dyn Policy>],
+    prompts: &[Vec<u32>],
+    new_tokens: &[usize],
+) -> Result<()> {
+    if prompts.is_empty() {
+        return Err(ModelError::EmptyPrompt);
+    }
+    for (prompt, new_tokens) in prompts.iter().zip(new_tokens) {
+        model.llama().check_prompt(prompt)?;
+        if model.config().sliding_window.is_some() {
+            model.config().check_length(prompt.len().saturating_add(*new_tokens))?;
+        }
+    }
+    if policies.iter().any(|policy| policy.capabilities().renumbers) {
+        check_renumbered(model, prompts)?;
+    }
+    let longest = prompts.iter().map(Vec::len).max().unwrap_or_default();
+    let layers = model.config().num_layers;
+    policies.iter().for_each(|policy| warn_of_remarks(&**policy, layers, longest));
+    Ok(())
 }
 
 /// Checks that keys of prompts can be rotated to other positions.

@@ -6,6 +6,7 @@ mod bad_input;
 mod calibration;
 mod chat;
 mod earlier_files;
+mod engine;
 mod fisher;
 #[path = "../../kv-policies/tests/followed.rs"]
 mod followed;

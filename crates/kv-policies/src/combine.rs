@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::policy::config::{Config, invalid};
 use crate::policy::forward::forward;
-use crate::{Capabilities, Composition, Needs, Policy, Result};
+use crate::{Capabilities, Composition, LayerContext, Needs, Policy, Result};
 
 /// The registry's name.
 pub(crate) const COMBINE: &str = "combine";
@@ -74,6 +74,10 @@ impl Policy for Combine {
 
     fn composition(&self) -> Composition<'_> {
         Composition::Combined { prefill: &*self.prefill, decode: &*self.decode }
+    }
+
+    fn most_kept(&self, layer: LayerContext, tokens: usize) -> usize {
+        self.prefill.most_kept(layer, tokens)
     }
 
     fn needs(&self) -> Needs {

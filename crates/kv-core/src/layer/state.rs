@@ -39,6 +39,21 @@ pub trait PolicyState: Any + Debug + Send + Sync {
     /// [`Error::InvalidPlan`] for states that cannot be joined.
     fn joined(&self, others: &[&dyn PolicyState]) -> Result<Box<dyn PolicyState>>;
 
+    /// Whether [`Self::replace_row`] can put another sequence in the place of a row.
+    fn replaces_rows(&self) -> bool {
+        false
+    }
+
+    /// Puts the one sequence of another state in the place of a row, in place: the state's tensors
+    /// stay, since recorded steps read and write them.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`] for states that cannot do so, or of another type or size.
+    fn replace_row(&mut self, _row: usize, _from: &dyn PolicyState) -> Result<()> {
+        let reason = format!("rows of `{}` cannot be replaced", self.name());
+        Err(Error::InvalidPlan { what: "state", reason })
+    }
+
     /// The state in host memory. `None` as for [`Self::copied`].
     ///
     /// # Errors

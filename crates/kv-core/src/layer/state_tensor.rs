@@ -23,6 +23,27 @@ impl StateTensor {
         }
     }
 
+    /// Puts the one row of another state in the place of a row, in this state's own buffer.
+    pub(crate) fn replace_row(&mut self, row: usize, from: &Self) -> Result<()> {
+        match (self, from) {
+            (Self::Float(own), Self::Float(other)) => {
+                let [_, width, depth] = own.dims();
+                expect_shape("state", &other.dims(), &[1, width, depth])?;
+                let rows = [row..row + 1, 0..width, 0..depth];
+                let replaced = own.clone().slice_assign(rows, other.clone());
+                Ok(kv_kernels::assign(own, replaced)?)
+            }
+            (Self::Int(own), Self::Int(other)) => {
+                let [_, width, depth] = own.dims();
+                expect_shape("state", &other.dims(), &[1, width, depth])?;
+                let rows = [row..row + 1, 0..width, 0..depth];
+                let replaced = own.clone().slice_assign(rows, other.clone());
+                Ok(kv_kernels::assign_ints(own, replaced)?)
+            }
+            _ => Err(Error::InvalidPlan { what: "state", reason: "f32 and i32 differ".into() }),
+        }
+    }
+
     pub(crate) fn to_device(&self, device: &Device) -> Self {
         match self {
             Self::Float(tensor) => Self::Float(packed(tensor.clone().to_device(device))),

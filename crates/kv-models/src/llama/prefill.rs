@@ -82,9 +82,18 @@ pub(crate) struct PromptGroup<'a> {
     pub(crate) seeds: &'a [u64],
 }
 
+/// Groups of prompts on their way through the layers.
+#[derive(Debug)]
+pub(crate) struct PrefillRun {
+    groups: Vec<PrefillState>,
+    /// Layers that all groups have been through.
+    done: usize,
+}
+
 /// A group on its way through the layers.
-struct PrefillState<'a> {
-    seeds: &'a [u64],
+#[derive(Debug)]
+struct PrefillState {
+    seeds: Vec<u64>,
     /// Sequences.
     batch: usize,
     /// Tokens of a prompt.
@@ -137,18 +146,9 @@ impl Llama {
         pass: PrefillPass<'_>,
         observe: &mut dyn FnMut(usize, &Observation<'_>) -> Result<Pruning>,
     ) -> Result<Vec<Prefilled>> {
-        // All are checked before anything runs.
-        for group in groups {
-            self.check_prompts(group.prompts)?;
-        }
-        let mut states: Vec<PrefillState<'_>> =
-            groups.iter().map(|group| PrefillState::new(self, group)).collect();
-        for index in 0..self.layers.len() {
-            for (at, group) in states.iter_mut().enumerate() {
-                group.layer(self, index, &pass, &mut |seen| observe(at, seen))?;
-            }
-        }
-        states.into_iter().map(|group| group.finish(self, &pass)).collect()
+        let mut run = PrefillRun::new(self, groups)?;
+        while run.layer(self, &pass, observe)? {}
+        run.finish(self, &pass)
     }
 
     /// Checks prompts before anything runs; returns `[B, T]`.
@@ -193,14 +193,52 @@ impl Llama {
     }
 }
 
-impl<'a> PrefillState<'a> {
-    fn new(llama: &Llama, group: &PromptGroup<'a>) -> Self {
+impl PrefillRun {
+    /// # Errors
+    /// The errors of [`Llama::prefill`].
+    pub(crate) fn new(llama: &Llama, groups: &[PromptGroup<'_>]) -> Result<Self> {
+        // All are checked before anything runs.
+        for group in groups {
+            llama.check_prompts(group.prompts)?;
+        }
+        let groups = groups.iter().map(|group| PrefillState::new(llama, group)).collect();
+        Ok(Self { groups, done: 0 })
+    }
+
+    /// Goes through the next layer; returns whether layers are left.
+    ///
+    /// # Errors
+    /// The errors of [`Llama::prefill`].
+    pub(crate) fn layer(
+        &mut self,
+        llama: &Llama,
+        pass: &PrefillPass<'_>,
+        observe: &mut dyn FnMut(usize, &Observation<'_>) -> Result<Pruning>,
+    ) -> Result<bool> {
+        for (at, group) in self.groups.iter_mut().enumerate() {
+            group.layer(llama, self.done, pass, &mut |seen| observe(at, seen))?;
+        }
+        self.done += 1;
+        Ok(self.done < llama.layers.len())
+    }
+
+    /// The hidden states behind the last layer.
+    ///
+    /// # Errors
+    /// The errors of [`Llama::prefill`].
+    pub(crate) fn finish(self, llama: &Llama, pass: &PrefillPass<'_>) -> Result<Vec<Prefilled>> {
+        self.groups.into_iter().map(|group| group.finish(llama, pass)).collect()
+    }
+}
+
+impl PrefillState {
+    fn new(llama: &Llama, group: &PromptGroup<'_>) -> Self {
         let (batch, tokens) = (group.prompts.len(), group.prompts.first().map_or(0, |p| p.len()));
         let hidden = llama.embed(llama.upload(&group.prompts.concat()));
         let positions = Tensor::<1, Int>::arange(0..tokens as i64, (&llama.device(), DType::I32));
         let positions = positions.unsqueeze_dim::<2>(0).expand([batch, tokens]);
         Self {
-            seeds: group.seeds,
+            seeds: group.seeds.to_vec(),
             batch,
             tokens,
             left: tokens,
@@ -275,7 +313,7 @@ impl<'a> PrefillState<'a> {
             .with_column_sums(attention.column_sums)
             .with_raw_queries(raw_queries)
             .with_frequencies(&self.frequencies)
-            .with_seeds(self.seeds);
+            .with_seeds(&self.seeds);
         let pruned = observe(&observation)?;
         drop(observation);
         let attention = attention.output.swap_dims(1, 2);

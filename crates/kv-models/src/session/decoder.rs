@@ -1,6 +1,8 @@
 //! Generation on the device: a step draws tokens and decodes them without the host, which reads one
 //! number a sequence.
 
+mod joins;
+
 use std::collections::BTreeMap;
 
 use burn::tensor::{Int, Tensor};
@@ -10,6 +12,7 @@ use kv_policies::LayerContext;
 use super::Session;
 use super::penalty::Penalty;
 use crate::{ModelError, Result, Sampling};
+pub use joins::ArenaKind;
 
 /// Steps of a kind before one is recorded: kernels are compiled and tuned at their first use.
 const WARM_UP: usize = 2;
@@ -45,6 +48,18 @@ pub struct Decoder<'a> {
     /// The tokens that the step ahead of the host draws.
     ahead: Option<Result<Tensor<1, Int>>>,
     failed: bool,
+    counts: StepCounts,
+}
+
+/// How a decoder's steps ran.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StepCounts {
+    /// Steps that were one launch of a recording.
+    pub replayed: u64,
+    /// Steps whose kernels were launched one by one.
+    pub launched: u64,
+    /// Recordings that were made.
+    pub recordings: u64,
 }
 
 /// The kinds of a step's layers, in order ([`kv_policies::StepPlan::kind`]).
@@ -98,6 +113,7 @@ impl<'a> Session<'a> {
             runs_ahead: false,
             ahead: None,
             failed: false,
+            counts: StepCounts::default(),
         })
     }
 }
@@ -147,6 +163,11 @@ impl<'a> Decoder<'a> {
         stages.filter(|stage| matches!(stage, Stage::Recorded(_))).count()
     }
 
+    /// How the steps so far ran.
+    pub fn counts(&self) -> StepCounts {
+        self.counts
+    }
+
     /// The sequences.
     pub fn session(&self) -> &Session<'a> {
         &self.session
@@ -182,6 +203,21 @@ impl<'a> Decoder<'a> {
     /// infinities, [`ModelError::PromptTooLong`] past the model's positions, and the errors of the
     /// policy. After an error within a step there is no next step: [`ModelError::DecoderFailed`].
     pub fn next_tokens(&mut self) -> Result<Vec<u32>> {
+        let (tokens, step) = self.next_draws()?;
+        let ended = &self.session.ended;
+        if (0..tokens.len()).any(|row| tokens[row] < 0 && !ended.contains(&row)) {
+            self.failed = true;
+            self.ahead = None;
+            return Err(ModelError::NonFinite { step });
+        }
+        let tokens: Vec<u32> = tokens.into_iter().map(|token| token.max(0) as u32).collect();
+        self.session.remember(&tokens);
+        Ok(tokens)
+    }
+
+    /// The next draw of every sequence, −1 for logits that are not finite, and the step that they
+    /// come from.
+    fn next_draws(&mut self) -> Result<(Vec<i32>, usize)> {
         let ahead = self.ahead.take();
         if self.failed && ahead.is_none() {
             return Err(ModelError::DecoderFailed);
@@ -205,16 +241,7 @@ impl<'a> Decoder<'a> {
         if self.runs_ahead && self.can_go_on() {
             self.ahead = Some(self.decode());
         }
-        let tokens = reading.wait()?;
-        let ended = &self.session.ended;
-        if (0..tokens.len()).any(|row| tokens[row] < 0 && !ended.contains(&row)) {
-            self.failed = true;
-            self.ahead = None;
-            return Err(ModelError::NonFinite { step });
-        }
-        let tokens: Vec<u32> = tokens.into_iter().map(|token| token.max(0) as u32).collect();
-        self.session.remember(&tokens);
-        Ok(tokens)
+        Ok((reading.wait()?, step))
     }
 
     /// Appends the same number of tokens to every sequence in place of drawn ones, as
@@ -329,9 +356,7 @@ impl<'a> Decoder<'a> {
         }
         self.draw_to_replace()?;
         // The cache may have other tensors behind it than the recorded ones.
-        if let Some(stages) = &mut self.stages {
-            stages.values_mut().for_each(|stage| *stage = Stage::Counting(WARM_UP));
-        }
+        self.forget_recordings();
         let _work = device_work();
         self.failed = true;
         let appended = append(&mut self.session)?;
@@ -351,6 +376,9 @@ impl<'a> Decoder<'a> {
     /// Whether there can be another step, without the host.
     fn can_go_on(&mut self) -> bool {
         let Some(kinds) = self.kinds() else { return false };
+        if self.session.cache.rest_idle_rows().is_err() {
+            return false;
+        }
         let Session { model, cache, .. } = &mut self.session;
         let stage = self.stages.as_ref().and_then(|stages| stages.get(&kinds));
         let Some(Stage::Recorded(step)) = stage else { return false };
@@ -374,6 +402,7 @@ impl<'a> Decoder<'a> {
         self.session.model.llama().check_positions(&self.session.cache, 1)?;
         let before = self.session.cache.seen.clone();
         self.failed = true;
+        self.session.cache.rest_idle_rows()?;
         let drawn = self.step()?;
         self.failed = false;
         let Session { model, policy, cache, ended, .. } = &mut self.session;
@@ -402,6 +431,7 @@ impl<'a> Decoder<'a> {
                 // borrows, the cache and the state, which live as long as it does and are written
                 // in place, and tensors of its own; all on this thread.
                 unsafe { step.graph.replay() }?;
+                self.counts.replayed += 1;
                 self.session.logits = step.logits.clone();
                 Ok(step.drawn.clone())
             }
@@ -446,6 +476,8 @@ impl<'a> Decoder<'a> {
     ) -> Result<(Tensor<1, Int>, Option<Recorded>)> {
         let before = self.session.cache.mirror();
         let drawn = self.device_step()?;
+        self.counts.launched += 1;
+        self.counts.recordings += 1;
         let _ = self.session.model.llama().device().sync();
         let (after, logits) = (self.session.cache.mirror(), self.session.logits.clone());
         // The recording gets the memory that the warm-up leaves free, and needs room for results
@@ -470,6 +502,7 @@ impl<'a> Decoder<'a> {
         let Session { model, cache, .. } = &self.session;
         let [batch] = self.state.tokens().dims();
         let positions = model.llama().positions(cache, 1).reshape([batch]);
+        self.counts.launched += 1;
         self.step_at(positions)
     }
 

@@ -134,6 +134,14 @@ impl<S: Scorer> Policy for KeepTop<S> {
         Some(self.options.budget)
     }
 
+    fn most_kept(&self, _layer: LayerContext, tokens: usize) -> usize {
+        match self.options.layers {
+            LayerAllocation::Uniform => self.options.budget.resolve(tokens).min(tokens),
+            // Layers divide the budget by the prompt.
+            _ => tokens,
+        }
+    }
+
     fn needs(&self) -> Needs {
         self.scorer.needs()
     }

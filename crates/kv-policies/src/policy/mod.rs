@@ -202,6 +202,13 @@ pub trait Policy: Any + Debug + Send + Sync {
         Composition::None
     }
 
+    /// The most slots that the policy keeps of a layer's prompt of `tokens` tokens, the mean over
+    /// heads; by default all. Those who reserve memory before a prompt is computed ask for it.
+    fn most_kept(&self, layer: LayerContext, tokens: usize) -> usize {
+        let _ = layer;
+        tokens
+    }
+
     /// What prefill must compute for [`Self::select`] and [`Self::init_cache`] beside keys and
     /// values.
     fn needs(&self) -> Needs {

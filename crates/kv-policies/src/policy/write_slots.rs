@@ -252,6 +252,26 @@ impl PolicyState for WriteSlots {
         Ok(Box::new(Self::new(Tensor::cat(slots, 0), limits)))
     }
 
+    fn replaces_rows(&self) -> bool {
+        true
+    }
+
+    fn replace_row(&mut self, row: usize, from: &dyn PolicyState) -> Result<()> {
+        let [_, heads] = self.slots.dims();
+        let parts = states_of::<Self>(self, &[from])?;
+        let from = parts[1];
+        expect_shape("slots", &from.slots.dims(), &[1, heads])?;
+        let (slots, limits) = (from.slots.clone(), from.limits_on_device.clone());
+        let own = from.limits.clone();
+        let rows = [row..row + 1, 0..heads];
+        let placed = self.slots.clone().slice_assign(rows.clone(), slots);
+        assign_ints(&mut self.slots, placed)?;
+        let limited = self.limits_on_device.clone().slice_assign(rows, limits);
+        assign_ints(&mut self.limits_on_device, limited)?;
+        self.limits[row * heads..(row + 1) * heads].copy_from_slice(&own);
+        Ok(())
+    }
+
     fn to_host(&self) -> Result<Option<HostState>> {
         let read = || [("slots", self.slots.clone().try_into_data())];
         HostState::saved(self, "write slots", true, read).map(Some)

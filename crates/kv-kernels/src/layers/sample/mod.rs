@@ -13,7 +13,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Int, Tensor};
 
 use crate::backend::check::Check;
-use crate::{KernelError, assign_ints, scatter_ints};
+use crate::{KernelError, assign_ints, scatter_ints, scatter_scalars};
 use args::SampleTensors;
 use backend::SampleOps;
 
@@ -73,10 +73,13 @@ pub struct DrawState {
     positions: Tensor<1, Int>,
     tokens: Tensor<1, Int>,
     rows: Vec<DrawSettings>,
+    /// The restrictions of all rows so far: replaced rows may not take one away, as recorded steps
+    /// launch the kernel with it.
+    config: DrawConfig,
 }
 
 /// Which restrictions at least one row has. The kernel leaves out the others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct DrawConfig {
     pub(crate) draws: bool,
     pub(crate) ranks: bool,
@@ -123,6 +126,7 @@ impl DrawState {
             positions: upload(before.collect(), device),
             tokens: Tensor::zeros([batch], (device, DType::I32)),
             rows: rows.to_vec(),
+            config: DrawConfig::of(rows),
         })
     }
 
@@ -165,26 +169,87 @@ impl DrawState {
     /// # Errors
     /// [`KernelError::Unsupported`] for a row that does not exist.
     pub fn end(&mut self, row: usize, position: usize) -> Result<(), KernelError> {
-        if row >= self.rows.len() {
-            return Err(KernelError::Unsupported {
-                op: OP,
-                argument: "row",
-                actual: row.to_string(),
-                supported: "rows of the batch",
-            });
-        }
+        self.check_row(row)?;
         let device = self.tokens.device();
         let at = |slot: usize| upload(vec![slot as i32], &device);
         scatter_ints(&mut self.ints, at(row * INTS + 3), at(0))?;
         scatter_ints(&mut self.positions, at(row), at(position))
     }
 
-    fn config(&self, vocabulary: usize) -> DrawConfig {
-        let drawing = || self.rows.iter().filter(|row| row.temperature > 0.0);
-        DrawConfig {
+    /// Puts the one sequence of another state in the place of a row, in place. Returns whether the
+    /// kernel needs restrictions that no row has had before: steps that were recorded are void then.
+    ///
+    /// # Errors
+    /// [`KernelError::Unsupported`] for a row that does not exist, [`KernelError::Shape`] for a
+    /// state of several sequences, and where the device fails.
+    pub fn replace_row(&mut self, row: usize, from: &Self) -> Result<bool, KernelError> {
+        self.check_row(row)?;
+        let [settings] = from.rows[..] else {
+            return Err(KernelError::Shape {
+                op: OP,
+                argument: "rows",
+                expected: vec![1],
+                actual: vec![from.rows.len()],
+            });
+        };
+        let device = self.tokens.device();
+        let at = |first: usize, count: usize| {
+            upload((first..first + count).map(|index| index as i32).collect(), &device)
+        };
+        scatter_scalars(&mut self.floats, at(row * FLOATS, FLOATS), from.floats.clone())?;
+        scatter_ints(&mut self.ints, at(row * INTS, INTS), from.ints.clone())?;
+        for (own, other) in [
+            (&mut self.draws, &from.draws),
+            (&mut self.positions, &from.positions),
+            (&mut self.tokens, &from.tokens),
+        ] {
+            scatter_ints(own, at(row, 1), other.clone())?;
+        }
+        self.rows[row] = settings;
+        let before = self.config;
+        self.config = before.union(from.config);
+        Ok(self.config != before)
+    }
+
+    /// Replaces the last drawn token of a row.
+    ///
+    /// # Errors
+    /// [`KernelError::Unsupported`] for a row that does not exist, and where the device fails.
+    pub fn force_row(&mut self, row: usize, token: u32) -> Result<(), KernelError> {
+        self.check_row(row)?;
+        let device = self.tokens.device();
+        let at = upload(vec![row as i32], &device);
+        scatter_ints(&mut self.tokens, at, upload(vec![token as i32], &device))
+    }
+
+    fn check_row(&self, row: usize) -> Result<(), KernelError> {
+        if row < self.rows.len() {
+            return Ok(());
+        }
+        Err(KernelError::Unsupported {
+            op: OP,
+            argument: "row",
+            actual: row.to_string(),
+            supported: "rows of the batch",
+        })
+    }
+}
+
+impl DrawConfig {
+    fn of(rows: &[DrawSettings]) -> Self {
+        let drawing = || rows.iter().filter(|row| row.temperature > 0.0);
+        Self {
             draws: drawing().next().is_some(),
-            ranks: drawing().any(|row| row.top_k.is_some_and(|k| k < vocabulary)),
+            ranks: drawing().any(|row| row.top_k.is_some()),
             nucleus: drawing().any(|row| row.top_p.is_some_and(|p| p < 1.0)),
+        }
+    }
+
+    fn union(self, other: Self) -> Self {
+        Self {
+            draws: self.draws || other.draws,
+            ranks: self.ranks || other.ranks,
+            nucleus: self.nucleus || other.nucleus,
         }
     }
 }
@@ -227,8 +292,7 @@ pub fn draw(logits: Tensor<2>, state: &mut DrawState) -> Result<Tensor<1, Int>, 
         positions: check.take_ints(&mut state.positions).into_dispatch(),
         tokens: check.take_ints(&mut state.tokens).into_dispatch(),
     };
-    let drawn =
-        <Dispatch as SampleOps>::draw(logits.into_dispatch(), tensors, state.config(vocabulary));
+    let drawn = <Dispatch as SampleOps>::draw(logits.into_dispatch(), tensors, state.config);
     state.draws = Tensor::from_dispatch(drawn.draws);
     state.positions = Tensor::from_dispatch(drawn.positions);
     state.tokens = Tensor::from_dispatch(drawn.tokens);

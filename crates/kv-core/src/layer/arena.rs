@@ -1,0 +1,282 @@
+//! Arenas: pools whose sequences come and go while recorded steps stay valid.
+//!
+//! A recorded step reads and writes the tensors that were there when it was recorded, and launches
+//! grids that follow from capacities. An arena therefore keeps its tensors for life, and its largest
+//! capacity is fixed. A sequence that joins gets a block of slots, and the offsets and lengths of
+//! its head ranges are written into the tensors that steps read. A sequence that leaves gives its
+//! block back.
+//!
+//! Rows without a sequence are idle: steps run for them too. They write to a few scratch slots at
+//! the end of the pool, which all idle rows share, and begin anew when these are full.
+
+use std::ops::Range;
+
+use kv_kernels::{SlotRanges, assign_ints};
+
+use super::expect_shape;
+use crate::layout::ArenaLayout;
+use crate::{CacheOptions, Error, LayerCache, Result, SlotLayout};
+
+impl LayerCache {
+    /// Slots of an arena's pool beyond the slots of its sequences, which idle rows write to: so many
+    /// steps pass between two resets of their lengths.
+    pub const SCRATCH: usize = 64;
+
+    /// A pool of `slots` slots for up to `rows` sequences of `kv_heads` heads, whose head ranges
+    /// have at most `most` slots. All rows are idle.
+    ///
+    /// Its sequences append and attend to all live slots; it has no tracks but the ones that
+    /// [`Self::set_track`] adds, and no state.
+    pub fn arena(
+        [rows, kv_heads, head_dim]: [usize; 3],
+        slots: usize,
+        most: usize,
+        options: CacheOptions,
+    ) -> Self {
+        let ranges = rows * kv_heads;
+        let mut pool = vec![0; ranges];
+        if let Some(first) = pool.first_mut() {
+            *first = slots + LayerCache::SCRATCH;
+        }
+        let mut cache = Self::new(SlotLayout::new(kv_heads, pool), head_dim, options);
+        let most = most.max(LayerCache::SCRATCH);
+        let blocks = vec![None; rows];
+        cache.layout.arena = Some(ArenaLayout { slots: slots + LayerCache::SCRATCH, most, blocks });
+        (0..ranges).for_each(|range| cache.layout.set_range(range, slots, LayerCache::SCRATCH, 0));
+        cache.ranges = cache.layout.to_device(&cache.options.device);
+        cache
+    }
+
+    /// Whether the cache is an arena.
+    pub fn is_arena(&self) -> bool {
+        self.layout.arena.is_some()
+    }
+
+    /// Slots of the arena that no sequence has.
+    pub fn free_in_arena(&self) -> usize {
+        let Some(arena) = &self.layout.arena else { return 0 };
+        let taken: usize = arena.blocks.iter().flatten().map(Range::len).sum();
+        arena.slots - LayerCache::SCRATCH - taken
+    }
+
+    /// Puts the one sequence of `from` into the idle row `row`, with heads of `capacities` slots,
+    /// `[Hkv]`. Sequences in the way of one block are moved. Does not wait for the device.
+    ///
+    /// # Errors
+    /// [`Error::ArenaFull`]; [`Error::InvalidPlan`] for a row that is taken, a capacity below what
+    /// the head holds or above the arena's most, and a cache that is no arena; [`Error::Shape`].
+    pub fn place_row(&mut self, row: usize, from: &Self, capacities: &[usize]) -> Result<()> {
+        let heads = self.layout.kv_heads();
+        expect_shape("capacities", &[capacities.len()], &[heads])?;
+        expect_shape("head ranges", &[from.layout.head_ranges()], &[heads])?;
+        let invalid = |reason: String| Error::InvalidPlan { what: "row", reason };
+        let arena = self.layout.arena.as_ref().ok_or_else(|| invalid("no arena".into()))?;
+        match arena.blocks.get(row) {
+            None => return Err(invalid(format!("{row} of {}", arena.blocks.len()))),
+            Some(Some(_)) => return Err(invalid(format!("{row} has a sequence already"))),
+            Some(None) => {}
+        }
+        for (&capacity, &length) in capacities.iter().zip(from.layout.lengths()) {
+            if capacity < length || capacity > arena.most {
+                let reason = format!("capacity {capacity}, expected {length} to {}", arena.most);
+                return Err(invalid(reason));
+            }
+        }
+        let requested: usize = capacities.iter().sum();
+        let start = match arena.gap(requested) {
+            Some(start) => start,
+            None if self.free_in_arena() >= requested => self.close_gaps()?,
+            None => return Err(Error::ArenaFull { requested, free: self.free_in_arena() }),
+        };
+        let mut offset = start;
+        for (head, &capacity) in capacities.iter().enumerate() {
+            let length = from.layout.lengths()[head];
+            self.layout.set_range(row * heads + head, offset, capacity, length);
+            offset += capacity;
+        }
+        if let Some(arena) = &mut self.layout.arena {
+            arena.blocks[row] = Some(start..offset);
+        }
+        self.write_ranges()?;
+        let ranges = row * heads..(row + 1) * heads;
+        let to = self.upload(ranges.flat_map(|range| self.layout.live(range)));
+        if to.dims()[0] > 0 {
+            self.copy_from(from, &from.live_slots(), &to)?;
+        }
+        Ok(())
+    }
+
+    /// Frees the block of a row, which is idle from then on.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub fn free_row(&mut self, row: usize) -> Result<()> {
+        let heads = self.layout.kv_heads();
+        let Some(arena) = &mut self.layout.arena else { return Ok(()) };
+        if arena.blocks.get_mut(row).and_then(Option::take).is_none() {
+            return Ok(());
+        }
+        let scratch = arena.slots - LayerCache::SCRATCH;
+        let ranges = row * heads..(row + 1) * heads;
+        ranges.for_each(|range| self.layout.set_range(range, scratch, LayerCache::SCRATCH, 0));
+        self.write_ranges()
+    }
+
+    /// Empties idle rows whose scratch slots are full, so that another step can run. Call it before
+    /// every step.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub(crate) fn rest_idle_rows(&mut self) -> Result<()> {
+        let heads = self.layout.kv_heads();
+        let Some(arena) = &self.layout.arena else { return Ok(()) };
+        let blocks = arena.blocks.iter().enumerate();
+        let idle: Vec<usize> =
+            blocks.filter(|(_, block)| block.is_none()).map(|(r, _)| r).collect();
+        let full = |row: &usize| self.layout.lengths()[row * heads] >= LayerCache::SCRATCH;
+        if !idle.iter().any(full) {
+            return Ok(());
+        }
+        for range in idle.into_iter().flat_map(|row| row * heads..(row + 1) * heads) {
+            self.layout.lengths_mut()[range] = 0;
+        }
+        self.write_ranges()
+    }
+
+    /// Moves all blocks to the beginning of the pool; returns the first slot behind them.
+    fn close_gaps(&mut self) -> Result<usize> {
+        let heads = self.layout.kv_heads();
+        let Some(arena) = &self.layout.arena else { return Ok(0) };
+        let mut taken: Vec<(usize, Range<usize>)> = arena
+            .blocks
+            .iter()
+            .enumerate()
+            .filter_map(|(row, block)| Some((row, block.clone()?)))
+            .collect();
+        taken.sort_by_key(|(_, block)| block.start);
+        let mut end = 0;
+        for (row, block) in taken {
+            let moved = end..end + block.len();
+            end = moved.end;
+            if moved.start == block.start {
+                continue;
+            }
+            let ranges = row * heads..(row + 1) * heads;
+            let live = |cache: &Self| {
+                cache.upload(ranges.clone().flat_map(|range| cache.layout.live(range)))
+            };
+            // A copy: a block may overlap with where it goes.
+            let rows = self.read_slots(&live(self));
+            for range in ranges.clone() {
+                let offset = self.layout.offsets()[range] - block.start + moved.start;
+                let (capacity, length) =
+                    (self.layout.capacities()[range], self.layout.lengths()[range]);
+                self.layout.set_range(range, offset, capacity, length);
+            }
+            let slots = live(self);
+            if slots.dims()[0] > 0 {
+                self.write_slots(&slots, rows)?;
+            }
+            if let Some(arena) = &mut self.layout.arena {
+                arena.blocks[row] = Some(moved);
+            }
+        }
+        Ok(end)
+    }
+
+    /// Writes the host's offsets and lengths into the tensors that steps read.
+    pub(super) fn write_ranges(&mut self) -> Result<()> {
+        let SlotRanges { offsets, lengths } = self.layout.to_device(&self.options.device);
+        assign_ints(&mut self.ranges.offsets, offsets)?;
+        Ok(assign_ints(&mut self.ranges.lengths, lengths)?)
+    }
+}
+
+impl ArenaLayout {
+    /// The first slot of the smallest gap of at least `slots` slots.
+    fn gap(&self, slots: usize) -> Option<usize> {
+        let mut taken: Vec<&Range<usize>> = self.blocks.iter().flatten().collect();
+        taken.sort_by_key(|block| block.start);
+        let ends = std::iter::once(0).chain(taken.iter().map(|block| block.end));
+        let starts =
+            taken.iter().map(|block| block.start).chain([self.slots - LayerCache::SCRATCH]);
+        let gaps = ends.zip(starts).filter(|(end, start)| end + slots <= *start);
+        gaps.min_by_key(|(end, start)| start - end).map(|(end, _)| end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{DType, Device, Distribution, Int, Tensor};
+    use kv_kernels::DecodeAttentionOptions;
+    use kv_testing::devices;
+
+    use super::*;
+
+    fn sequence(device: &Device, tokens: usize) -> LayerCache {
+        let options = CacheOptions::new(device, DType::F32);
+        let mut cache = LayerCache::new(SlotLayout::new(2, vec![tokens + 4; 2]), 8, options);
+        for at in 0..tokens {
+            let of = || Tensor::<3>::random([1, 2, 8], Distribution::Default, device);
+            let position = Tensor::<1, Int>::full([1], at as i64, (device, DType::I32));
+            cache.append(of(), of(), position).unwrap();
+        }
+        cache
+    }
+
+    fn attend(cache: &LayerCache, query: &Tensor<3>) -> Vec<f32> {
+        let rows = cache.layout().batch();
+        let query = query.clone().repeat_dim(0, rows);
+        let output = cache.attend(query, DecodeAttentionOptions::default()).unwrap().output;
+        output.try_into_vec_as::<f32>().unwrap()
+    }
+
+    #[test]
+    fn sequences_come_and_go_without_seeing_each_other() {
+        for tested in devices() {
+            let device = &tested.device;
+            let options = CacheOptions::new(device, DType::F32);
+            let mut arena = LayerCache::arena([3, 2, 8], 60, 20, options);
+            let query = Tensor::<3>::random([1, 4, 8], Distribution::Default, device);
+            let own: Vec<LayerCache> = [5, 9, 3, 12].map(|n| sequence(device, n)).into();
+            let alone: Vec<Vec<f32>> = own.iter().map(|one| attend(one, &query)).collect();
+            let check = |arena: &LayerCache, rows: &[(usize, usize)]| {
+                let all = attend(arena, &query);
+                for &(row, of) in rows {
+                    for (a, b) in all[row * 32..(row + 1) * 32].iter().zip(&alone[of]) {
+                        assert!((a - b).abs() < 1e-5, "{} row {row}: {a} {b}", tested.name);
+                    }
+                }
+            };
+            arena.place_row(0, &own[0], &[6, 6]).unwrap();
+            arena.place_row(1, &own[1], &[10, 10]).unwrap();
+            arena.place_row(2, &own[2], &[8, 8]).unwrap();
+            check(&arena, &[(0, 0), (1, 1), (2, 2)]);
+            assert_eq!(arena.free_in_arena(), 12);
+            let full = arena.place_row(0, &own[3], &[13, 13]).unwrap_err();
+            assert!(matches!(full, Error::InvalidPlan { .. }), "{full}");
+            arena.free_row(0).unwrap();
+            // 24 slots are free in two gaps of 12: the other sequences move together.
+            let full = arena.place_row(0, &own[3], &[13, 13]).unwrap_err();
+            assert!(matches!(full, Error::ArenaFull { requested: 26, free: 24 }), "{full}");
+            arena.place_row(0, &own[3], &[12, 12]).unwrap();
+            assert_eq!(arena.free_in_arena(), 0);
+            check(&arena, &[(0, 3), (1, 1), (2, 2)]);
+        }
+    }
+
+    #[test]
+    fn idle_rows_never_run_out_of_room() {
+        let device = Device::flex();
+        let options = CacheOptions::new(&device, DType::F32);
+        let mut arena = LayerCache::arena([2, 2, 8], 300, 150, options);
+        arena.place_row(1, &sequence(&device, 3), &[140, 140]).unwrap();
+        for step in 0..2 * LayerCache::SCRATCH + 5 {
+            arena.rest_idle_rows().unwrap();
+            let of = || Tensor::<3>::ones([2, 2, 8], (&device, DType::F32));
+            let position = Tensor::<1, Int>::full([2], step as i64, (&device, DType::I32));
+            arena.append(of(), of(), position).unwrap();
+        }
+        assert_eq!(arena.layout().lengths()[2..], [2 * LayerCache::SCRATCH + 8; 2]);
+    }
+}

@@ -1,0 +1,88 @@
+//! Rows of a batch that are overwritten in place by another sequence, so that recorded steps stay
+//! valid.
+
+use super::expect_shape;
+use crate::layer::state::StoredState;
+use crate::{Error, LayerCache, Result};
+
+impl LayerCache {
+    /// Whether [`Self::replace_row`] can put the one sequence of `from` into any row: the caches have
+    /// states of the same names, all of which can be replaced, and every head has room for as many
+    /// slots as `from` has reserved.
+    pub fn accepts(&self, from: &Self) -> bool {
+        let heads = self.layout.kv_heads();
+        let own = self.layout.capacities().chunks(heads);
+        self.check_kinds(from).is_ok()
+            && own.flat_map(|row| row.iter().zip(from.layout.capacities())).all(|(c, n)| c >= n)
+    }
+
+    /// Refuses a sequence whose states or limits differ in kind.
+    fn check_kinds(&self, from: &Self) -> Result<()> {
+        let (heads, batch) = (self.layout.kv_heads(), from.layout.batch());
+        let invalid = |reason: String| Error::InvalidPlan { what: "row", reason };
+        expect_shape("head ranges", &[from.layout.head_ranges()], &[heads])?;
+        if self.layout.arena.is_some() || batch != 1 {
+            return Err(invalid(format!("an arena or a batch of {batch}, expected one sequence")));
+        }
+        let kept = self.states.0.values().find(|stored| match stored {
+            StoredState::State(state) => !state.replaces_rows(),
+            StoredState::Saved(..) => true,
+        });
+        if kept.is_some() {
+            return Err(invalid("the cache has state whose rows cannot be replaced".into()));
+        }
+        let names = |cache: &Self| -> Vec<String> {
+            cache.states.0.keys().chain(cache.state.keys()).cloned().collect()
+        };
+        let tracks = |cache: &Self| -> Vec<String> { cache.tracks.keys().cloned().collect() };
+        let limited = |cache: &Self| cache.limits.is_some();
+        let kinds = |cache: &Self| (names(cache), tracks(cache), limited(cache));
+        if kinds(self) != kinds(from) || self.log_weights.is_some() != from.log_weights.is_some() {
+            let (own, other) = (kinds(self), kinds(from));
+            return Err(invalid(format!("states, tracks and limits {other:?}, expected {own:?}")));
+        }
+        Ok(())
+    }
+
+    /// Puts the one sequence of `from` in the place of a row: slots, tracks, limits and state. The
+    /// row keeps its capacities. Does not wait for the device.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`] for rows that are not there, caches whose states or limits differ in
+    /// kind, and states that cannot be replaced; [`Error::CapacityExhausted`] for a longer sequence
+    /// than the row has room for; [`Error::Shape`]. After an error the row holds no sequence.
+    pub fn replace_row(&mut self, row: usize, from: &Self) -> Result<()> {
+        let (heads, batch) = (self.layout.kv_heads(), self.layout.batch());
+        let invalid = |reason: String| Error::InvalidPlan { what: "row", reason };
+        if row >= batch {
+            return Err(invalid(format!("{row} of {batch}")));
+        }
+        self.check_kinds(from)?;
+        let ranges = row * heads..(row + 1) * heads;
+        let mut lengths = self.layout.lengths().to_vec();
+        lengths[ranges.clone()].copy_from_slice(from.layout.lengths());
+        self.check_room(&lengths)?;
+        self.layout.lengths_mut().copy_from_slice(&lengths);
+        self.write_ranges()?;
+        let to = self.upload(ranges.clone().flat_map(|range| self.layout.live(range)));
+        if to.dims()[0] > 0 {
+            self.copy_from(from, &from.live_slots(), &to)?;
+        }
+        if let (Some(own), Some(other)) = (&mut self.limits, &from.limits) {
+            own[ranges].copy_from_slice(other);
+        }
+        for (name, state) in &mut self.state {
+            let other = from.state.get(name).ok_or_else(|| invalid(format!("no `{name}`")))?;
+            state.replace_row(row, other)?;
+        }
+        for (name, stored) in &mut self.states.0 {
+            match (stored, from.states.0.get(name)) {
+                (StoredState::State(own), Some(StoredState::State(other))) => {
+                    own.replace_row(row, &**other)?;
+                }
+                _ => return Err(invalid(format!("state `{name}` comes from a file"))),
+            }
+        }
+        Ok(())
+    }
+}

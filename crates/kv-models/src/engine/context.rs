@@ -1,0 +1,239 @@
+//! Documents that are compressed once, for many requests.
+//!
+//! A context is a compressed cache of one sequence. A job on it appends its prompt to a copy. Only
+//! policies whose decode steps append and attend may compress contexts: others would go on changing
+//! the document's slots by the first question.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use kv_core::LayerCache;
+use serde::{Deserialize, Serialize};
+
+use super::group::{bytes_of, held_of};
+use super::job::{Held, JobError};
+use crate::{Model, ModelError, Session};
+
+/// The longest name.
+const NAME: usize = 64;
+
+/// A compressed context.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ContextInfo {
+    /// Its name.
+    pub name: String,
+    /// Its policy's configuration.
+    pub policy: serde_json::Value,
+    /// Tokens of the document.
+    pub tokens: usize,
+    /// What is kept of it.
+    pub held: Held,
+    /// Whether a file has it.
+    pub is_saved: bool,
+}
+
+/// The contexts of an engine.
+pub(super) struct Contexts<'a> {
+    all: BTreeMap<String, Context<'a>>,
+    /// The most bytes of all contexts.
+    limit: usize,
+    folder: Option<PathBuf>,
+}
+
+struct Context<'a> {
+    session: Session<'a>,
+    tokens: Vec<u32>,
+    is_saved: bool,
+}
+
+/// What a file beside a saved cache says of it.
+#[derive(Serialize, Deserialize)]
+struct Saved {
+    tokens: Vec<u32>,
+    policy: serde_json::Value,
+}
+
+impl<'a> Contexts<'a> {
+    /// The contexts that a folder has for this model. Files of other models are left alone.
+    pub(super) fn load(model: &'a Model, limit: usize, folder: Option<PathBuf>) -> Self {
+        let mut contexts = Self { all: BTreeMap::new(), limit, folder };
+        let files = contexts.folder.iter().flat_map(fs::read_dir).flatten().flatten();
+        let files: Vec<PathBuf> = files.map(|entry| entry.path()).collect();
+        for path in files.iter().filter(|path| path.extension().is_some_and(|e| e == "json")) {
+            let Some(name) = path.file_stem().and_then(|name| name.to_str()) else { continue };
+            match contexts.read(model, name, path) {
+                Ok(context) => drop(contexts.all.insert(name.to_string(), context)),
+                Err(error) => tracing::warn!("context `{name}` is not loaded: {error}"),
+            }
+        }
+        contexts
+    }
+
+    fn read(&self, model: &'a Model, name: &str, path: &Path) -> Result<Context<'a>, JobError> {
+        let text = fs::read_to_string(path).map_err(|error| io(path, error))?;
+        let saved: Saved = serde_json::from_str(&text).map_err(|error| {
+            let (file, reason) = (path.display().to_string(), error.to_string());
+            JobError::from(ModelError::InvalidJson { file, reason })
+        })?;
+        let policy = kv_policies::build(&saved.policy).map_err(ModelError::from)?;
+        let session = Session::restore(model, policy, &path.with_extension("cache"))?;
+        self.check(name, bytes_of(session.cache()))?;
+        Ok(Context { session, tokens: saved.tokens, is_saved: true })
+    }
+
+    /// Checks that a context may get a name and has room.
+    ///
+    /// # Errors
+    /// [`JobError::ContextName`], [`JobError::ContextExists`], [`JobError::TooLarge`].
+    pub(super) fn check(&self, name: &str, bytes: usize) -> Result<(), JobError> {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        let hidden = name.starts_with('.');
+        if name.is_empty() || name.len() > NAME || hidden || !name.chars().all(is_plain) {
+            return Err(JobError::ContextName { name: name.into() });
+        }
+        if self.all.contains_key(name) {
+            return Err(JobError::ContextExists { name: name.into() });
+        }
+        let taken = self.bytes();
+        if taken + bytes > self.limit {
+            let fits = format!("{} are free: delete a context", self.limit.saturating_sub(taken));
+            let (policy, needed, limit) = (name.to_string(), bytes, self.limit);
+            return Err(JobError::TooLarge { policy, needed, limit, fits });
+        }
+        Ok(())
+    }
+
+    /// Keeps a compressed document.
+    ///
+    /// # Errors
+    /// The errors of [`Self::check`].
+    pub(super) fn insert(
+        &mut self,
+        name: &str,
+        tokens: Vec<u32>,
+        mut session: Session<'a>,
+    ) -> Result<ContextInfo, JobError> {
+        session.resize(0)?;
+        self.check(name, bytes_of(session.cache()))?;
+        let context = Context { session, tokens, is_saved: false };
+        let info = context.info(name);
+        self.all.insert(name.to_string(), context);
+        Ok(info)
+    }
+
+    /// A copy with a question behind it and room for `new_tokens`.
+    ///
+    /// # Errors
+    /// [`JobError::UnknownContext`], [`JobError::Model`] past the model's positions.
+    pub(super) fn ask(
+        &self,
+        name: &str,
+        question: &[u32],
+        new_tokens: usize,
+    ) -> Result<Session<'a>, JobError> {
+        let context = self.all.get(name).ok_or_else(|| self.unknown(name))?;
+        let mut session = context.session.fork();
+        session.resize(question.len() + new_tokens)?;
+        session.append_to_last(&[question])?;
+        Ok(session)
+    }
+
+    /// The tokens of a document.
+    pub(super) fn tokens(&self, name: &str) -> Option<&[u32]> {
+        self.all.get(name).map(|context| &context.tokens[..])
+    }
+
+    /// The mean number of slots of a head.
+    pub(super) fn kept(&self, name: &str) -> Option<usize> {
+        let context = self.all.get(name)?;
+        Some(held_of(context.session.cache(), 0).tokens.ceil() as usize)
+    }
+
+    /// All contexts.
+    pub(super) fn list(&self) -> Vec<ContextInfo> {
+        self.all.iter().map(|(name, context)| context.info(name)).collect()
+    }
+
+    /// Bytes of all contexts.
+    pub(super) fn bytes(&self) -> usize {
+        self.all.values().map(|context| bytes_of(context.session.cache())).sum()
+    }
+
+    /// Drops a context and its files.
+    ///
+    /// # Errors
+    /// [`JobError::UnknownContext`].
+    pub(super) fn forget(&mut self, name: &str) -> Result<(), JobError> {
+        let unknown = self.unknown(name);
+        let context = self.all.remove(name).ok_or(unknown)?;
+        if let Some(path) = self.path(name).filter(|_| context.is_saved) {
+            for path in [path.with_extension("cache"), path] {
+                fs::remove_file(&path).map_err(|error| io(&path, error))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Saves a context to the folder. The file that names it is written last, so that a stopped
+    /// engine leaves no half context.
+    ///
+    /// # Errors
+    /// [`JobError::UnknownContext`], [`JobError::NoContextFolder`], [`JobError::Model`].
+    pub(super) fn save(&mut self, name: &str) -> Result<PathBuf, JobError> {
+        let unknown = self.unknown(name);
+        let path = self.path(name);
+        let context = self.all.get_mut(name).ok_or(unknown)?;
+        let path = path.ok_or(JobError::NoContextFolder)?;
+        let cache = path.with_extension("cache");
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).map_err(|error| io(folder, error))?;
+        }
+        context.session.save(&cache)?;
+        let policy = context.session.policy().config();
+        let saved = serde_json::json!(Saved { tokens: context.tokens.clone(), policy });
+        let half = path.with_extension("half");
+        fs::write(&half, saved.to_string()).map_err(|error| io(&half, error))?;
+        fs::rename(&half, &path).map_err(|error| io(&path, error))?;
+        context.is_saved = true;
+        Ok(path)
+    }
+
+    fn path(&self, name: &str) -> Option<PathBuf> {
+        // Not `with_extension`: a name may have dots.
+        self.folder.as_ref().map(|folder| folder.join(format!("{name}.json")))
+    }
+
+    pub(super) fn unknown(&self, name: &str) -> JobError {
+        let names: Vec<&str> = self.all.keys().map(String::as_str).collect();
+        let known = match names.is_empty() {
+            true => String::new(),
+            false => format!("; known: {}", names.join(", ")),
+        };
+        JobError::UnknownContext { name: name.into(), known }
+    }
+}
+
+impl Context<'_> {
+    fn info(&self, name: &str) -> ContextInfo {
+        ContextInfo {
+            name: name.into(),
+            policy: self.session.policy().config(),
+            tokens: self.tokens.len(),
+            held: held_of(self.session.cache(), 0),
+            is_saved: self.is_saved,
+        }
+    }
+}
+
+impl Session<'_> {
+    /// Gives every head `room` free slots, and frees what it had beyond.
+    fn resize(&mut self, room: usize) -> Result<(), ModelError> {
+        let mut layers = self.cache_mut().layers.iter_mut();
+        Ok(layers.try_for_each(|layer: &mut LayerCache| layer.shrink(room))?)
+    }
+}
+
+fn io(path: &Path, source: std::io::Error) -> JobError {
+    ModelError::Io { path: path.into(), source }.into()
+}

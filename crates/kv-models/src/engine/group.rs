@@ -1,0 +1,326 @@
+//! Batches of jobs that decode together.
+
+use std::sync::Arc;
+
+use kv_core::{Error as CacheError, KvCache, LayerCache};
+use kv_kernels::largest_tensor;
+use kv_policies::{Policy, build};
+use serde_json::json;
+
+use super::EngineOptions;
+use super::job::{Held, JobError, JobId};
+use super::load::{JobLoad, Totals};
+use super::row::{Decision, Row};
+use crate::{ArenaKind, Decoder, Finish, Model, ModelError, Sampling, Session, StepCounts};
+
+/// Rows of one batch, some of which have a job.
+pub(super) struct Group<'a> {
+    decoder: Decoder<'a>,
+    rows: Vec<Option<Row>>,
+    /// Steps that have been counted.
+    counted: StepCounts,
+    /// Whether the device has failed: no step can follow.
+    is_broken: bool,
+    /// Whether the group is of one job, and ends with it.
+    is_alone: bool,
+}
+
+impl<'a> Group<'a> {
+    /// A group with a sequence in it, within a part of the engine's bytes.
+    ///
+    /// # Errors
+    /// [`JobError::TooLarge`] where the sequence alone takes more, and the errors of the device.
+    pub(super) fn with(
+        model: &'a Model,
+        one: Decoder<'a>,
+        row: Row,
+        room: usize,
+        options: &EngineOptions,
+    ) -> Result<Self, (JobError, Row)> {
+        let session = one.session();
+        let part = options.bytes / options.groups.max(1);
+        let needed = bytes_of(session.cache());
+        let policy = session.policy().name().to_string();
+        let too_large = |row| {
+            let fits = "give a smaller budget or fewer tokens".to_string();
+            Err((JobError::TooLarge { policy, needed, limit: part, fits }, row))
+        };
+        let group = if session.appends_only() {
+            Self::arena(model, session.arena_kind(), options)
+        } else if needed > part {
+            return too_large(row);
+        } else if session.has_replaceable_rows() {
+            let rows = (part / needed.max(1)).clamp(1, options.rows);
+            session.rows_like(rows).map_err(JobError::from).and_then(|like| Self::new(like, rows))
+        } else {
+            return Ok(Self::alone(one, row));
+        };
+        match group {
+            Err(error) => Err((error, row)),
+            Ok(mut group) => match group.join(&one, row, room)? {
+                None => Ok(group),
+                Some(row) => too_large(row),
+            },
+        }
+    }
+
+    /// Rows for policies whose steps append and attend to all live slots.
+    fn arena(model: &'a Model, kind: ArenaKind, options: &EngineOptions) -> Result<Self, JobError> {
+        let (slots, most) = (arena_slots(model, kind, options), arena_most(model, options));
+        let policy = append_policy()?;
+        let arena = Session::arena(model, policy, options.rows, slots, most, kind)?;
+        Self::new(arena, options.rows)
+    }
+
+    fn new(session: Session<'a>, rows: usize) -> Result<Self, JobError> {
+        let decoder = session.decoder(&vec![Sampling::greedy(); rows])?;
+        let rows = (0..rows).map(|_| None).collect();
+        let counted = StepCounts::default();
+        Ok(Self { decoder, rows, counted, is_broken: false, is_alone: false })
+    }
+
+    /// A group of one job, whose policy has state that no other job can take over.
+    fn alone(one: Decoder<'a>, row: Row) -> Self {
+        let counted = StepCounts::default();
+        Self { decoder: one, rows: vec![Some(row)], counted, is_broken: false, is_alone: true }
+    }
+
+    /// Whether the group's only job has ended.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_broken || (self.is_alone && self.is_idle())
+    }
+
+    /// Whether jobs decode.
+    pub(super) fn is_idle(&self) -> bool {
+        self.rows.iter().all(Option::is_none)
+    }
+
+    /// Jobs that decode.
+    pub(super) fn running(&self) -> usize {
+        self.rows.iter().flatten().count()
+    }
+
+    /// Whether a sequence could join, once a row and slots are free.
+    pub(super) fn accepts(&self, one: &Decoder<'_>) -> bool {
+        !self.is_alone && self.decoder.accepts(one)
+    }
+
+    /// Whether the group is an arena that a job may join which needs `slots` slots of every layer.
+    pub(super) fn has_arena_room(&self, slots: usize) -> bool {
+        let layers = &self.decoder.session().cache().layers;
+        self.rows.iter().any(Option::is_none)
+            && layers.iter().all(|layer| layer.is_arena() && layer.free_in_arena() >= slots)
+    }
+
+    /// Whether the group is an arena.
+    pub(super) fn is_arena(&self) -> bool {
+        self.decoder.session().cache().layers.iter().all(LayerCache::is_arena)
+    }
+
+    /// Whether the group is one of this policy's own, with a free row.
+    pub(super) fn takes(&self, policy: &dyn Policy) -> bool {
+        !self.is_arena()
+            && !self.is_alone
+            && self.rows.iter().any(Option::is_none)
+            && self.decoder.session().policy().config() == policy.config()
+    }
+
+    /// Gives a sequence a row; gives the job back where there is none, or no room.
+    pub(super) fn join(
+        &mut self,
+        one: &Decoder<'_>,
+        mut row: Row,
+        room: usize,
+    ) -> Result<Option<Row>, (JobError, Row)> {
+        let Some(free) = self.rows.iter().position(Option::is_none) else { return Ok(Some(row)) };
+        match self.decoder.join(free, one, room) {
+            Ok(in_flight) => {
+                row.skips = in_flight;
+                self.rows[free] = Some(row);
+                Ok(None)
+            }
+            Err(ModelError::Cache(CacheError::ArenaFull { .. })) => Ok(Some(row)),
+            Err(error) => Err((error.into(), row)),
+        }
+    }
+
+    /// Runs a step for all jobs and tells them their tokens.
+    pub(super) fn step(&mut self, model: &Model, totals: &mut Totals) {
+        let shaped = self.rows.iter().flatten().any(Row::needs_logits);
+        self.decoder.set_overlapped(!shaped);
+        let draws = match self.decoder.draws() {
+            Ok(draws) => draws,
+            Err(error) => {
+                self.fail(&error.to_string(), totals);
+                return;
+            }
+        };
+        self.count(totals);
+        for (at, drawn) in draws.into_iter().enumerate() {
+            let Some(row) = &mut self.rows[at] else { continue };
+            if std::mem::take(&mut row.skips) {
+                continue;
+            }
+            let decoder = &self.decoder;
+            let has_position = decoder.session().has_position(at) || decoder.has_step_in_flight();
+            let decision = row.take(model, drawn, || decoder.row_logits(at), has_position);
+            totals.new_tokens += 1;
+            match decision {
+                Decision::Drawn => {}
+                // No step is in flight where rows have shapers.
+                Decision::Replaced(token) => {
+                    if let Err(error) = self.decoder.replace_token(at, token) {
+                        self.fail(&error.to_string(), totals);
+                        return;
+                    }
+                }
+                Decision::Ended => self.leave(at, totals),
+            }
+        }
+    }
+
+    /// Ends the job of a row, and frees the row.
+    fn leave(&mut self, at: usize, totals: &mut Totals) {
+        let held = self.held(at);
+        if let Some(row) = self.rows[at].take() {
+            match row.end(held) {
+                Some(Finish::Cancelled) => totals.cancelled += 1,
+                Some(_) => totals.ended += 1,
+                None => totals.failed += 1,
+            }
+        }
+        if let Err(error) = self.decoder.leave(at) {
+            self.fail(&error.to_string(), totals);
+        }
+    }
+
+    /// Fails all jobs: the device has failed them together.
+    fn fail(&mut self, reason: &str, totals: &mut Totals) {
+        self.is_broken = true;
+        for mut row in self.rows.iter_mut().filter_map(Option::take) {
+            let reason = reason.to_string();
+            row.tell(super::Update::Failed(JobError::Stopped { reason }));
+            totals.failed += 1;
+        }
+    }
+
+    /// Cancels a job; returns whether it was here.
+    pub(super) fn cancel(&mut self, id: JobId, totals: &mut Totals) -> bool {
+        let is_it = |row: &Option<Row>| row.as_ref().is_some_and(|row| row.id == id);
+        let Some(at) = self.rows.iter().position(is_it) else { return false };
+        if let Some(row) = &mut self.rows[at] {
+            row.cancel();
+        }
+        self.leave(at, totals);
+        true
+    }
+
+    /// Cancels all jobs; returns how many.
+    pub(super) fn cancel_all(&mut self, totals: &mut Totals) -> usize {
+        let ids: Vec<JobId> = self.rows.iter().flatten().map(|row| row.id).collect();
+        ids.iter().filter(|&&id| self.cancel(id, totals)).count()
+    }
+
+    /// The slots that a row holds.
+    fn held(&self, at: usize) -> Held {
+        held_of(self.decoder.session().cache(), at)
+    }
+
+    /// The jobs' load.
+    pub(super) fn loads(&self) -> impl Iterator<Item = JobLoad> {
+        let rows = self.rows.iter().enumerate();
+        rows.filter_map(|(at, row)| {
+            let row = row.as_ref()?;
+            Some(JobLoad {
+                id: row.id,
+                policy: row.policy.clone(),
+                prompt_tokens: row.prompt_tokens,
+                new_tokens: row.new_tokens(),
+                held: self.held(at),
+                decoding: row.began.elapsed(),
+            })
+        })
+    }
+
+    /// Slots that each head of a job holds, `[layers][Hkv]`.
+    pub(super) fn picture(&self, id: JobId) -> Option<Vec<Vec<usize>>> {
+        let is_it = |row: &Option<Row>| row.as_ref().is_some_and(|row| row.id == id);
+        let at = self.rows.iter().position(is_it)?;
+        Some(picture_of(self.decoder.session().cache(), at))
+    }
+
+    /// Bytes that the group's cache takes.
+    pub(super) fn bytes(&self) -> usize {
+        self.decoder.session().cache().memory().total()
+    }
+
+    /// Counts the steps since the last call.
+    fn count(&mut self, totals: &mut Totals) {
+        let now = self.decoder.counts();
+        totals.replayed_steps += now.replayed - self.counted.replayed;
+        totals.launched_steps += now.launched - self.counted.launched;
+        totals.recordings += now.recordings - self.counted.recordings;
+        self.counted = now;
+    }
+}
+
+/// The policy by which arenas step: it appends and attends to all live slots.
+fn append_policy() -> Result<Arc<dyn Policy>, JobError> {
+    Ok(build(&json!({ "policy": "full" })).map_err(ModelError::from)?)
+}
+
+/// Slots of a layer of an arena that takes a part of the engine's bytes.
+pub(super) fn arena_slots(model: &Model, kind: ArenaKind, options: &EngineOptions) -> usize {
+    let config = model.config();
+    let scalars = 1 + usize::from(kind.weighted) + usize::from(kind.numerators);
+    let slot = 2 * config.head_dim * model.llama().dtype().size() + scalars * size_of::<i32>();
+    let part = options.bytes / options.groups.max(1) / (slot * config.num_layers).max(1);
+    // More slots than all rows can use, or than one tensor of the device holds, serve nobody.
+    let useful = options.rows * config.num_kv_heads * (config.max_positions + 1);
+    let row = config.head_dim * model.llama().dtype().size();
+    let largest = largest_tensor(&model.llama().device()).map_or(usize::MAX, |bytes| bytes / row);
+    // The pool has a few slots more than its sequences.
+    part.min(useful).min(largest.saturating_sub(LayerCache::SCRATCH))
+}
+
+/// The most slots of a head of an arena.
+fn arena_most(model: &Model, options: &EngineOptions) -> usize {
+    let config = model.config();
+    let all = arena_slots(model, ArenaKind::default(), options) / config.num_kv_heads.max(1);
+    // One slot more than positions: a step begins before the host has seen the last token.
+    all.min(config.max_positions + 1)
+}
+
+/// Bytes of a cache of one sequence.
+pub(super) fn bytes_of(cache: &KvCache) -> usize {
+    cache.memory().total()
+}
+
+/// The slots that a row of a cache holds.
+pub(super) fn held_of(cache: &KvCache, at: usize) -> Held {
+    let (mut slots, mut bytes, mut ranges, mut full_slot) = (0, 0, 0, 0);
+    for layer in &cache.layers {
+        let heads = layer.layout().kv_heads();
+        let rows = at * heads..(at + 1) * heads;
+        let slot = 2 * layer.head_dim() * layer.options().dtype.size() + size_of::<i32>();
+        slots += layer.layout().lengths()[rows.clone()].iter().sum::<usize>();
+        bytes += slot * layer.layout().capacities()[rows].iter().sum::<usize>();
+        ranges += heads;
+        full_slot += 2 * layer.head_dim() * layer.options().dtype.size() * heads;
+    }
+    Held {
+        tokens: slots as f64 / ranges.max(1) as f64,
+        bytes,
+        full_bytes: full_slot * cache.seen.get(at).copied().unwrap_or_default(),
+    }
+}
+
+/// Slots that each head of a row holds, `[layers][Hkv]`.
+fn picture_of(cache: &KvCache, at: usize) -> Vec<Vec<usize>> {
+    let layers = cache.layers.iter();
+    let of = |layer: &LayerCache| {
+        let heads = layer.layout().kv_heads();
+        layer.layout().lengths()[at * heads..(at + 1) * heads].to_vec()
+    };
+    layers.map(of).collect()
+}

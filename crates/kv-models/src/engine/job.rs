@@ -1,0 +1,210 @@
+//! What an engine is asked, and what it answers.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kv_policies::Policy;
+
+use crate::{Finish, ModelError, Request};
+
+/// The number of a job, unique within its engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct JobId(pub u64);
+
+/// A request to an engine.
+pub struct Job {
+    /// The prompt, the number of new tokens, sampling and stops. Its question is empty: a job asks
+    /// about a compressed context by [`Self::context`].
+    pub request: Request,
+    /// How the prompt is compressed and decoded. Ignored behind a context, which has its own.
+    pub policy: Arc<dyn Policy>,
+    /// The name of a compressed context ([`crate::Engine::compress`]) that the prompt continues.
+    pub context: Option<String>,
+    /// How many of the likeliest tokens to report beside each drawn one; `None` for no
+    /// log-probabilities at all.
+    pub logprobs: Option<usize>,
+    /// Changes logits before each draw.
+    pub shaper: Option<Box<dyn LogitsShaper>>,
+}
+
+impl Job {
+    /// A job without a context, log-probabilities or changes of logits.
+    pub fn new(request: Request, policy: Arc<dyn Policy>) -> Self {
+        Self { request, policy, context: None, logprobs: None, shaper: None }
+    }
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Job")
+            .field("tokens", &self.request.tokens.len())
+            .field("new_tokens", &self.request.new_tokens)
+            .field("policy", &self.policy.name())
+            .field("context", &self.context)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Changes a sequence's logits on the host before a token is drawn: a grammar, a bias, a penalty.
+///
+/// Rows with a shaper make their batch wait for the host in every step.
+pub trait LogitsShaper: Send {
+    /// Changes the logits of the next token, `[vocabulary]`. −∞ forbids a token.
+    ///
+    /// # Errors
+    /// A reason that fails the job, such as a grammar without a next token.
+    fn shape(&mut self, logits: &mut [f32]) -> Result<(), String>;
+
+    /// Takes the token that was drawn. Returns whether the text is complete, which ends the job
+    /// with [`Finish::Stop`] behind this token.
+    ///
+    /// # Errors
+    /// A reason that fails the job.
+    fn accept(&mut self, token: u32) -> Result<bool, String>;
+}
+
+/// The log-probability of a token and of the likeliest others, by the model's own distribution:
+/// before temperature, restrictions and shapers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenLogprobs {
+    /// The natural logarithm of the drawn token's probability.
+    pub logprob: f32,
+    /// The likeliest tokens, the likeliest first.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// The slots that a job's cache holds.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Held {
+    /// Slots of a head, the mean over layers and heads.
+    pub tokens: f64,
+    /// Bytes reserved for the job: slots, room and states.
+    pub bytes: usize,
+    /// Bytes that a full cache needs for all tokens so far.
+    pub full_bytes: usize,
+}
+
+/// A job whose prompt is compressed and that begins to decode.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Started {
+    /// Tokens of the prompt; behind a context, the context's tokens too.
+    pub prompt_tokens: usize,
+    /// Tokens of the prompt whose keys and values were there already: a shared prefix or a context.
+    pub cached_tokens: usize,
+    /// The time in the queue.
+    pub waited: Duration,
+    /// The time from the queue to the compressed prompt.
+    pub prefill: Duration,
+    /// The compressed prompt.
+    pub held: Held,
+}
+
+/// A job that has ended.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Ended {
+    /// Why.
+    pub finish: Finish,
+    /// New tokens, without the end-of-sequence token.
+    pub tokens: usize,
+    /// The cache in the end.
+    pub held: Held,
+}
+
+/// What an engine tells of a job, in this order: [`Self::Started`], any number of
+/// [`Self::Token`], [`Self::Ended`]. [`Self::Failed`] may come instead of any of them, and is
+/// then the last.
+#[derive(Debug)]
+pub enum Update {
+    /// The prompt is compressed.
+    Started(Started),
+    /// A token was drawn.
+    Token {
+        /// The token; `None` where the sequence has ended and text that was held back follows.
+        token: Option<u32>,
+        /// Text that no later token can take back; it may be empty.
+        text: String,
+        /// Where the job asked for them.
+        logprobs: Option<TokenLogprobs>,
+    },
+    /// The job has ended.
+    Ended(Ended),
+    /// The job has failed.
+    Failed(JobError),
+}
+
+/// Why a job is refused or fails.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JobError {
+    /// The engine has as many waiting jobs as it takes.
+    #[error("{waiting} jobs are waiting, which is the most; try again later")]
+    QueueFull {
+        /// Jobs in the queue.
+        waiting: usize,
+    },
+    /// The job would take more memory than the engine has.
+    #[error(
+        "the job needs {needed} bytes of cache under policy `{policy}`, of {limit} in all; {fits}"
+    )]
+    TooLarge {
+        /// The policy.
+        policy: String,
+        /// Bytes that the job needs.
+        needed: usize,
+        /// Bytes that the engine has.
+        limit: usize,
+        /// What would fit.
+        fits: String,
+    },
+    /// No context of this name.
+    #[error("no context `{name}`{known}")]
+    UnknownContext {
+        /// The name.
+        name: String,
+        /// `; known: ...`, or empty.
+        known: String,
+    },
+    /// A context of this name is there already.
+    #[error("there is a context `{name}` already; delete it first")]
+    ContextExists {
+        /// The name.
+        name: String,
+    },
+    /// A name that a context cannot have.
+    #[error("`{name}` names no context: expected 1 to 64 letters, digits, `.`, `_` and `-`")]
+    ContextName {
+        /// The name.
+        name: String,
+    },
+    /// A policy that goes on changing a context's slots.
+    #[error(
+        "policy `{policy}` changes slots while it decodes; contexts need one that only chooses \
+         from the document, such as `snapkv`, or `keydiff` with `\"decode\": false`"
+    )]
+    ContextPolicy {
+        /// The policy.
+        policy: String,
+    },
+    /// The engine has no folder to save contexts to.
+    #[error("contexts cannot be saved: the engine was started without a folder for them")]
+    NoContextFolder,
+    /// The model or the policy refused.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// A [`LogitsShaper`] gave a reason.
+    #[error("{reason}")]
+    Shaper {
+        /// The reason.
+        reason: String,
+    },
+    /// The engine is shutting down.
+    #[error("the engine is shutting down")]
+    ShuttingDown,
+    /// The engine's thread has ended.
+    #[error("the engine has stopped: {reason}")]
+    Stopped {
+        /// Why.
+        reason: String,
+    },
+}

@@ -1,0 +1,307 @@
+//! An engine: a model on a thread of its own that serves many requests at once.
+//!
+//! * [`job`]: what an engine is asked, and what it answers.
+//! * [`load`]: what it is doing, for metrics.
+//! * [`worker`]: the thread that owns the device, and the order of its work.
+//! * [`start`]: prompts on their way into a batch; [`group`]: batches that decode; [`row`]: a job
+//!   within a batch.
+//! * [`context`]: documents that are compressed once, for many requests.
+
+mod context;
+mod group;
+mod job;
+mod load;
+mod row;
+mod start;
+mod worker;
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use burn::tensor::DType;
+use kv_policies::Policy;
+
+use crate::{ChatTemplate, Model, ModelConfig, Result, Tokenizer};
+
+pub use context::ContextInfo;
+pub use job::{Ended, Held, Job, JobError, JobId, LogitsShaper, Started, TokenLogprobs, Update};
+pub use load::{JobLoad, Load, Totals};
+use worker::{Command, Worker};
+
+/// How an engine runs.
+#[derive(Debug, Clone)]
+pub struct EngineOptions {
+    /// The most jobs that decode at once.
+    pub rows: usize,
+    /// The most jobs that wait.
+    pub queue: usize,
+    /// Bytes that caches of jobs may take together.
+    pub bytes: usize,
+    /// Into how many equal parts these bytes are divided. A part serves one group of jobs that
+    /// decode together: all jobs under policies whose steps only append, or all jobs under one
+    /// other configuration.
+    pub groups: usize,
+    /// Tokens of prompts that go through all layers between two decode steps: more let prompts
+    /// start earlier, fewer let tokens come more evenly.
+    pub prefill_tokens: usize,
+    /// Bytes that compressed contexts may take together.
+    pub context_bytes: usize,
+    /// Where contexts are saved; `None` to refuse saving.
+    pub contexts: Option<PathBuf>,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self {
+            rows: 16,
+            queue: 256,
+            bytes: 4 << 30,
+            groups: 2,
+            prefill_tokens: 512,
+            context_bytes: 1 << 30,
+            contexts: None,
+        }
+    }
+}
+
+/// What is known of an engine's model without the engine's thread.
+#[derive(Debug)]
+pub struct ModelCard {
+    /// The model's name.
+    pub name: String,
+    /// Its configuration.
+    pub config: ModelConfig,
+    /// Its tokenizer.
+    pub tokenizer: Option<Tokenizer>,
+    /// Its chat template; a reason for one that does not parse.
+    pub chat: Option<std::result::Result<ChatTemplate, String>>,
+    /// The dtype of keys and values.
+    pub dtype: DType,
+    /// The device.
+    pub device: String,
+}
+
+/// A model on a thread of its own. Handles are cheap to copy and may be sent to any thread; the
+/// last one dropped ends the thread.
+#[derive(Debug, Clone)]
+pub struct Engine {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    card: ModelCard,
+    options: EngineOptions,
+    commands: Mutex<Sender<Command>>,
+    next: AtomicU64,
+    state: Arc<State>,
+}
+
+/// What the engine's thread tells its handles.
+#[derive(Debug, Default)]
+struct State {
+    /// Jobs that were submitted and have not begun.
+    waiting: AtomicUsize,
+    /// Whether the thread takes no more commands.
+    is_closed: AtomicBool,
+    load: Mutex<Load>,
+}
+
+impl Engine {
+    /// Starts a thread, which loads the model by `load` and then serves jobs. Returns once the
+    /// model is loaded.
+    ///
+    /// # Errors
+    /// The error of `load`.
+    pub fn start(
+        load: impl FnOnce() -> Result<Model> + Send + 'static,
+        options: EngineOptions,
+    ) -> std::result::Result<Self, JobError> {
+        let (commands, received) = channel();
+        let (loaded, loading) = channel();
+        let state = Arc::new(State::default());
+        let (own_options, own_state) = (options.clone(), Arc::clone(&state));
+        let spawned = thread::Builder::new().name("engine".into()).spawn(move || {
+            let model = match load() {
+                Ok(model) => model,
+                Err(error) => {
+                    let _ = loaded.send(Err(error));
+                    return;
+                }
+            };
+            let _ = loaded.send(Ok(ModelCard::new(&model)));
+            Worker::new(&model, own_options, own_state).run(&received);
+        });
+        let stopped = |reason: String| JobError::Stopped { reason };
+        spawned.map_err(|error| stopped(error.to_string()))?;
+        let card = loading.recv().map_err(|_| stopped("the thread panicked".into()))??;
+        let (commands, next) = (Mutex::new(commands), AtomicU64::new(1));
+        Ok(Self { shared: Arc::new(Shared { card, options, commands, next, state }) })
+    }
+
+    /// The model.
+    pub fn card(&self) -> &ModelCard {
+        &self.shared.card
+    }
+
+    /// The engine's options.
+    pub fn options(&self) -> &EngineOptions {
+        &self.shared.options
+    }
+
+    /// Queues a job. `updates` is called on the engine's thread, and must not block; once it
+    /// returns `false`, the job is cancelled.
+    ///
+    /// # Errors
+    /// [`JobError::QueueFull`], [`JobError::Stopped`], and [`JobError::Model`] for prompts and
+    /// settings that the model cannot take. Later errors come as [`Update::Failed`].
+    pub fn submit(
+        &self,
+        job: Job,
+        updates: impl FnMut(Update) -> bool + Send + 'static,
+    ) -> std::result::Result<JobId, JobError> {
+        let waiting = self.shared.state.waiting.fetch_add(1, Ordering::AcqRel);
+        let refuse = |error| {
+            self.shared.state.waiting.fetch_sub(1, Ordering::AcqRel);
+            Err(error)
+        };
+        if waiting >= self.shared.options.queue {
+            return refuse(JobError::QueueFull { waiting });
+        }
+        if let Err(error) = self.shared.card.check(&job) {
+            return refuse(error.into());
+        }
+        let id = JobId(self.shared.next.fetch_add(1, Ordering::Relaxed));
+        match self.send(Command::Submit { id, job: Box::new(job), updates: Box::new(updates) }) {
+            Ok(()) => Ok(id),
+            Err(error) => refuse(error),
+        }
+    }
+
+    /// Cancels a job: it ends with [`crate::Finish::Cancelled`] before the next step. Jobs that
+    /// have ended are ignored.
+    pub fn cancel(&self, id: JobId) {
+        let _ = self.send(Command::Cancel(id));
+    }
+
+    /// What the engine was doing behind its last step.
+    pub fn load(&self) -> Load {
+        let load = self.shared.state.load.lock().unwrap_or_else(PoisonError::into_inner);
+        Load { waiting: self.shared.state.waiting.load(Ordering::Acquire), ..load.clone() }
+    }
+
+    /// Slots that each head of a job that decodes holds, `[layers][Hkv]`; `None` for other jobs.
+    ///
+    /// # Errors
+    /// [`JobError::Stopped`].
+    pub fn picture(&self, id: JobId) -> std::result::Result<Option<Vec<Vec<usize>>>, JobError> {
+        self.ask(|reply| Command::Picture { id, reply })
+    }
+
+    /// Prefills and compresses a document under a name, for jobs that continue it.
+    ///
+    /// # Errors
+    /// [`JobError`]: a name that is taken, a document that does not fit.
+    pub fn compress(
+        &self,
+        name: &str,
+        tokens: Vec<u32>,
+        policy: Arc<dyn Policy>,
+    ) -> std::result::Result<ContextInfo, JobError> {
+        let name = name.to_string();
+        self.ask(|reply| Command::Compress { name, tokens, policy, reply })?
+    }
+
+    /// The contexts, by name.
+    ///
+    /// # Errors
+    /// [`JobError::Stopped`].
+    pub fn contexts(&self) -> std::result::Result<Vec<ContextInfo>, JobError> {
+        self.ask(Command::Contexts)
+    }
+
+    /// Drops a context, and its file. Jobs that have started on it go on.
+    ///
+    /// # Errors
+    /// [`JobError::UnknownContext`].
+    pub fn forget(&self, name: &str) -> std::result::Result<(), JobError> {
+        let name = name.to_string();
+        self.ask(|reply| Command::Forget { name, reply })?
+    }
+
+    /// Saves a context to the engine's folder of contexts, from where later engines load it.
+    ///
+    /// # Errors
+    /// [`JobError::UnknownContext`], and [`JobError::Model`] where the file cannot be written.
+    pub fn save(&self, name: &str) -> std::result::Result<PathBuf, JobError> {
+        let name = name.to_string();
+        self.ask(|reply| Command::Save { name, reply })?
+    }
+
+    /// Refuses new jobs and waits for the others to end, at most `patience`; then cancels what is
+    /// left. Returns the number of jobs that were cancelled.
+    ///
+    /// # Errors
+    /// [`JobError::Stopped`].
+    pub fn shut_down(&self, patience: Duration) -> std::result::Result<usize, JobError> {
+        self.ask(|reply| Command::ShutDown { patience, reply })
+    }
+
+    fn send(&self, command: Command) -> std::result::Result<(), JobError> {
+        if self.shared.state.is_closed.load(Ordering::Acquire) {
+            return Err(stopped());
+        }
+        let commands = self.shared.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        commands.send(command).map_err(|_| stopped())
+    }
+
+    fn ask<T>(
+        &self,
+        command: impl FnOnce(Sender<T>) -> Command,
+    ) -> std::result::Result<T, JobError> {
+        let (reply, answer) = channel();
+        self.send(command(reply))?;
+        answer.recv().map_err(|_| stopped())
+    }
+}
+
+fn stopped() -> JobError {
+    JobError::Stopped { reason: "its thread has ended".into() }
+}
+
+impl ModelCard {
+    fn new(model: &Model) -> Self {
+        let chat = match model.chat_template() {
+            Ok(chat) => Some(Ok(chat.clone())),
+            Err(crate::ModelError::ChatTemplate { reason }) => Some(Err(reason)),
+            Err(_) => None,
+        };
+        Self {
+            name: model.name().to_string(),
+            config: model.config().clone(),
+            tokenizer: model.tokenizer().cloned(),
+            chat,
+            dtype: model.llama().dtype(),
+            device: kv_core::device_name(&model.llama().device()).to_string(),
+        }
+    }
+
+    /// Checks a job's prompt and settings.
+    fn check(&self, job: &Job) -> Result<()> {
+        let request = &job.request;
+        request.sampling.validate()?;
+        if request.tokens.is_empty() {
+            return Err(crate::ModelError::EmptyPrompt);
+        }
+        self.config.check_length(request.tokens.len())?;
+        let vocabulary = self.config.vocab_size;
+        match request.tokens.iter().find(|&&token| token as usize >= vocabulary) {
+            Some(&token) => Err(crate::ModelError::TokenOutOfRange { token, vocabulary }),
+            None => Ok(()),
+        }
+    }
+}

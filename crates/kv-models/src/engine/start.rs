@@ -1,0 +1,210 @@
+//! Prompts on their way into a batch: prefilled a few layers at a time, compressed, and joined.
+
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use kv_policies::{LayerContext, Policy};
+
+use super::context::ContextInfo;
+use super::group::held_of;
+use super::job::{Job, JobError, JobId, Started, Update};
+use super::row::{Decision, Row, Updates};
+use crate::{Decoder, Finish, Model, Prefilling, Session};
+
+/// What waits for its prompt to be compressed.
+pub(super) enum Waiting {
+    /// A job.
+    Job {
+        /// Its number.
+        id: JobId,
+        /// The job.
+        job: Box<Job>,
+        /// What it is told.
+        updates: Updates,
+        /// When it was submitted.
+        since: Instant,
+    },
+    /// A document under a name.
+    Context {
+        /// The name.
+        name: String,
+        /// The document.
+        tokens: Vec<u32>,
+        /// How it is compressed.
+        policy: Arc<dyn Policy>,
+        /// Takes the result.
+        reply: Sender<Result<ContextInfo, JobError>>,
+    },
+}
+
+impl Waiting {
+    /// Fails what waits.
+    pub(super) fn fail(self, error: JobError) {
+        match self {
+            Self::Job { mut updates, .. } => drop(updates(Update::Failed(error))),
+            Self::Context { reply, .. } => drop(reply.send(Err(error))),
+        }
+    }
+
+    /// Slots of every layer that an arena must have free for a job, or `None` where the job joins
+    /// no arena.
+    pub(super) fn arena_slots(&self, model: &Model, context: Option<usize>) -> Option<usize> {
+        let Self::Job { job, .. } = self else { return None };
+        let (config, request) = (model.config(), &job.request);
+        let heads = config.num_kv_heads;
+        if let Some(kept) = context {
+            return Some(heads * (kept + request.tokens.len() + request.new_tokens));
+        }
+        let capabilities = job.policy.capabilities();
+        if capabilities.changes_decode || capabilities.renumbers {
+            return None;
+        }
+        let (tokens, count) = (request.tokens.len(), config.num_layers);
+        let kept = |index| job.policy.most_kept(LayerContext { index, count }, tokens);
+        let most = (0..count).map(kept).max().unwrap_or(tokens);
+        Some(heads * (most + request.new_tokens.min(config.max_positions)))
+    }
+}
+
+/// A prompt on its way.
+pub(super) struct Starting<'a> {
+    pub(super) waiting: Waiting,
+    begun: Instant,
+    stage: Stage<'a>,
+}
+
+enum Stage<'a> {
+    /// Its layers are computed. Boxed, as it is by far the largest.
+    Prefill(Box<Prefilling<'a>>),
+    /// It is compressed.
+    Compressed(Box<Session<'a>>),
+}
+
+/// A job that can join a batch.
+pub(super) struct Ready<'a> {
+    /// The sequence, which has drawn its first token.
+    pub(super) one: Decoder<'a>,
+    /// The job.
+    pub(super) row: Row,
+    /// Free slots that it needs in every head.
+    pub(super) room: usize,
+}
+
+impl<'a> Starting<'a> {
+    /// Begins with the prompt of a job or a context.
+    pub(super) fn prefill(model: &'a Model, waiting: Waiting) -> Result<Self, (JobError, Waiting)> {
+        let prefilling = match &waiting {
+            Waiting::Job { job, .. } => {
+                let request = &job.request;
+                let (policy, seed) = (job.policy.clone(), request.sampling.seed);
+                Session::begin(model, policy, request.tokens.clone(), seed, request.new_tokens)
+            }
+            Waiting::Context { tokens, policy, .. } => {
+                Session::begin(model, policy.clone(), tokens.clone(), 0, 0)
+            }
+        };
+        match prefilling {
+            Ok(run) => {
+                let stage = Stage::Prefill(Box::new(run));
+                Ok(Self { waiting, begun: Instant::now(), stage })
+            }
+            Err(error) => Err((error.into(), waiting)),
+        }
+    }
+
+    /// Begins behind a compressed context.
+    pub(super) fn compressed(session: Session<'a>, waiting: Waiting) -> Self {
+        let stage = Stage::Compressed(Box::new(session));
+        Self { waiting, begun: Instant::now(), stage }
+    }
+
+    /// Tokens that are computed.
+    pub(super) fn tokens(&self) -> usize {
+        match &self.waiting {
+            Waiting::Job { job, .. } => job.request.tokens.len(),
+            Waiting::Context { tokens, .. } => tokens.len(),
+        }
+    }
+
+    /// Goes through the next layer; returns whether layers are left.
+    pub(super) fn layer(&mut self) -> Result<bool, JobError> {
+        match &mut self.stage {
+            Stage::Prefill(run) => Ok(run.layer()?),
+            Stage::Compressed(_) => Ok(false),
+        }
+    }
+
+    /// The compressed prompt.
+    pub(super) fn finish(self) -> Result<(Waiting, Session<'a>, Duration), (JobError, Waiting)> {
+        let Self { waiting, begun, stage } = self;
+        let session = match stage {
+            Stage::Compressed(session) => *session,
+            Stage::Prefill(run) => match run.finish().map(|mut sessions| sessions.pop()) {
+                Ok(Some(session)) => session,
+                Ok(None) => return Err((crate::ModelError::EmptyPrompt.into(), waiting)),
+                Err(error) => return Err((error.into(), waiting)),
+            },
+        };
+        Ok((waiting, session, begun.elapsed()))
+    }
+}
+
+/// A job behind its compressed prompt.
+pub(super) enum Opened<'a> {
+    /// It can join a batch.
+    Ready(Box<Ready<'a>>),
+    /// It has ended, or has failed (`None`).
+    Ended(Option<Finish>),
+}
+
+/// Tells a job that its prompt is compressed, and draws its first token. `history` has the tokens
+/// that a repetition penalty counts.
+pub(super) fn open<'a>(
+    model: &'a Model,
+    (id, mut job, updates): (JobId, Box<Job>, Updates),
+    session: Session<'a>,
+    mut started: Started,
+    history: &[u32],
+) -> Opened<'a> {
+    started.held = held_of(session.cache(), 0);
+    let policy = session.policy().config();
+    let mut row = Row::new(model, id, &job.request, policy, started.prompt_tokens, updates);
+    if !row.tell(Update::Started(started)) {
+        row.cancel();
+    }
+    match first_token(model, &mut row, &mut job, session, history) {
+        Ok(Some(one)) => {
+            let room = job.request.new_tokens.min(model.config().max_positions);
+            Opened::Ready(Box::new(Ready { one, row, room }))
+        }
+        Ok(None) => Opened::Ended(row.end(started.held)),
+        Err(error) => {
+            row.tell(Update::Failed(error));
+            Opened::Ended(None)
+        }
+    }
+}
+
+fn first_token<'a>(
+    model: &'a Model,
+    row: &mut Row,
+    job: &mut Job,
+    session: Session<'a>,
+    history: &[u32],
+) -> Result<Option<Decoder<'a>>, JobError> {
+    if row.has_ended() {
+        return Ok(None);
+    }
+    let device = model.llama().device();
+    row.shape_by(job.logprobs, job.shaper.take(), job.request.sampling, history, &device)?;
+    let mut one = session.decoder(&[Row::device_sampling(job.request.sampling)])?;
+    let drawn = one.draws()?.first().copied().flatten();
+    let has_position = one.session().has_position(0);
+    match row.take(model, drawn, || one.row_logits(0), has_position) {
+        Decision::Drawn => {}
+        Decision::Replaced(token) => one.replace_token(0, token)?,
+        Decision::Ended => return Ok(None),
+    }
+    Ok(Some(one))
+}

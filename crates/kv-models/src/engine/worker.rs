@@ -1,0 +1,499 @@
+//! The thread that owns the device, and the order of its work.
+//!
+//! Between two decode steps of every group, some layers of one prompt are computed. Work on a
+//! prompt is cut between layers, not between tokens: every policy then sees whole layers, as it does
+//! alone, and only one layer's keys and values are whole at a time.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use kv_policies::Policy;
+
+use super::context::{ContextInfo, Contexts};
+use super::group::{Group, arena_slots};
+use super::job::{Ended, Held, Job, JobError, JobId, Started, Update};
+use super::load::{JobLoad, Load, Totals};
+use super::row::Updates;
+use super::start::{Opened, Ready, Starting, Waiting, open};
+use super::{EngineOptions, State};
+use crate::{ArenaKind, Finish, Model};
+
+/// How long a job may be overtaken by jobs that fit where it does not.
+const OVERTAKEN: Duration = Duration::from_secs(5);
+/// How often handles see a new load.
+const PUBLISHED: Duration = Duration::from_millis(50);
+
+/// What a handle asks of the thread.
+pub(super) enum Command {
+    Submit {
+        id: JobId,
+        job: Box<Job>,
+        updates: Updates,
+    },
+    Cancel(JobId),
+    Picture {
+        id: JobId,
+        reply: Sender<Option<Vec<Vec<usize>>>>,
+    },
+    Compress {
+        name: String,
+        tokens: Vec<u32>,
+        policy: Arc<dyn Policy>,
+        reply: Sender<Result<ContextInfo, JobError>>,
+    },
+    Contexts(Sender<Vec<ContextInfo>>),
+    Forget {
+        name: String,
+        reply: Sender<Result<(), JobError>>,
+    },
+    Save {
+        name: String,
+        reply: Sender<Result<PathBuf, JobError>>,
+    },
+    ShutDown {
+        patience: Duration,
+        reply: Sender<usize>,
+    },
+}
+
+/// The engine's thread.
+pub(super) struct Worker<'a> {
+    model: &'a Model,
+    options: EngineOptions,
+    state: Arc<State>,
+    queue: VecDeque<Waiting>,
+    starting: Option<Starting<'a>>,
+    /// A job whose prompt is compressed and that found no free row yet.
+    ready: Option<Box<Ready<'a>>>,
+    groups: Vec<Group<'a>>,
+    contexts: Contexts<'a>,
+    totals: Totals,
+    published: Instant,
+    closing: Option<Closing>,
+}
+
+struct Closing {
+    until: Instant,
+    replies: Vec<Sender<usize>>,
+}
+
+impl<'a> Worker<'a> {
+    pub(super) fn new(model: &'a Model, options: EngineOptions, state: Arc<State>) -> Self {
+        let contexts = Contexts::load(model, options.context_bytes, options.contexts.clone());
+        Self {
+            model,
+            options,
+            state,
+            queue: VecDeque::new(),
+            starting: None,
+            ready: None,
+            groups: Vec::new(),
+            contexts,
+            totals: Totals::default(),
+            published: Instant::now(),
+            closing: None,
+        }
+    }
+
+    /// Serves until all handles are gone, or until it is shut down.
+    pub(super) fn run(mut self, commands: &Receiver<Command>) {
+        loop {
+            if !self.take_commands(commands) {
+                self.cancel_all();
+                return;
+            }
+            self.admit();
+            self.prefill();
+            self.join();
+            for group in &mut self.groups {
+                if !group.is_idle() {
+                    group.step(self.model, &mut self.totals);
+                }
+            }
+            self.groups.retain(|group| !group.is_over());
+            self.publish();
+            if self.closes() {
+                return;
+            }
+        }
+    }
+
+    /// Whether there is nothing to do before the next command.
+    fn is_idle(&self) -> bool {
+        self.queue.is_empty()
+            && self.starting.is_none()
+            && self.ready.is_none()
+            && self.groups.iter().all(Group::is_idle)
+    }
+
+    /// Takes all commands, and waits for one where there is nothing else to do. Returns `false`
+    /// once all handles are gone.
+    fn take_commands(&mut self, commands: &Receiver<Command>) -> bool {
+        if self.is_idle() && self.closing.is_none() {
+            self.publish_now();
+            match commands.recv_timeout(Duration::from_secs(1)) {
+                Ok(command) => self.obey(command),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return false,
+            }
+        }
+        loop {
+            match commands.try_recv() {
+                Ok(command) => self.obey(command),
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return false,
+            }
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Submit { id, job, updates } => {
+                self.totals.submitted += 1;
+                let waiting = Waiting::Job { id, job, updates, since: Instant::now() };
+                match self.check(&waiting) {
+                    Ok(()) => self.queue.push_back(waiting),
+                    Err(error) => self.refuse(waiting, error),
+                }
+            }
+            Command::Cancel(id) => self.cancel(id),
+            Command::Picture { id, reply } => {
+                let picture = self.groups.iter().find_map(|group| group.picture(id));
+                drop(reply.send(picture));
+            }
+            Command::Compress { name, tokens, policy, reply } => {
+                let waiting = Waiting::Context { name, tokens, policy, reply };
+                match self.check(&waiting) {
+                    Ok(()) => self.queue.push_back(waiting),
+                    Err(error) => waiting.fail(error),
+                }
+            }
+            Command::Contexts(reply) => drop(reply.send(self.contexts.list())),
+            Command::Forget { name, reply } => drop(reply.send(self.contexts.forget(&name))),
+            Command::Save { name, reply } => drop(reply.send(self.contexts.save(&name))),
+            Command::ShutDown { patience, reply } => {
+                let until = Instant::now() + patience;
+                let closing = self.closing.get_or_insert(Closing { until, replies: Vec::new() });
+                closing.until = closing.until.min(until);
+                closing.replies.push(reply);
+            }
+        }
+    }
+
+    /// Refuses what can never run.
+    fn check(&self, waiting: &Waiting) -> Result<(), JobError> {
+        if self.closing.is_some() {
+            return Err(JobError::ShuttingDown);
+        }
+        match waiting {
+            Waiting::Job { job, .. } => {
+                let context = job.context.as_deref();
+                let kept = context.map(|name| self.contexts.kept(name));
+                if let (Some(name), Some(None)) = (context, kept) {
+                    return Err(self.contexts.unknown(name));
+                }
+                let Some(needed) = waiting.arena_slots(self.model, kept.flatten()) else {
+                    return Ok(());
+                };
+                let all = arena_slots(self.model, ArenaKind::default(), &self.options);
+                if needed <= all {
+                    return Ok(());
+                }
+                let part = self.options.bytes / self.options.groups.max(1);
+                let fits = format!(
+                    "give at most {} tokens, or a smaller budget",
+                    all / self.model.config().num_kv_heads.max(1)
+                );
+                Err(JobError::TooLarge {
+                    policy: job.policy.name().into(),
+                    needed: (needed as f64 / all.max(1) as f64 * part as f64) as usize,
+                    limit: part,
+                    fits,
+                })
+            }
+            Waiting::Context { name, policy, .. } => {
+                let capabilities = policy.capabilities();
+                if capabilities.changes_decode || capabilities.renumbers {
+                    return Err(JobError::ContextPolicy { policy: policy.name().into() });
+                }
+                self.contexts.check(name, 0)
+            }
+        }
+    }
+
+    fn refuse(&mut self, waiting: Waiting, error: JobError) {
+        self.state.waiting.fetch_sub(1, Ordering::AcqRel);
+        self.totals.refused += 1;
+        waiting.fail(error);
+    }
+
+    /// Begins with the next prompt that has room behind it.
+    fn admit(&mut self) {
+        if self.starting.is_some() || self.ready.is_some() {
+            return;
+        }
+        let now = Instant::now();
+        let mut next = None;
+        for (at, waiting) in self.queue.iter().enumerate() {
+            if self.has_room(waiting) {
+                next = Some(at);
+                break;
+            }
+            // Nobody overtakes a job that has waited for long.
+            let since = match waiting {
+                Waiting::Job { since, .. } => *since,
+                Waiting::Context { .. } => now,
+            };
+            if now.duration_since(since) > OVERTAKEN {
+                break;
+            }
+        }
+        let Some(waiting) = next.and_then(|at| self.queue.remove(at)) else { return };
+        if let Waiting::Job { .. } = waiting {
+            self.state.waiting.fetch_sub(1, Ordering::AcqRel);
+        }
+        match self.begin(waiting) {
+            Ok(starting) => self.starting = Some(starting),
+            Err((error, waiting)) => {
+                self.totals.failed += 1;
+                waiting.fail(error);
+            }
+        }
+    }
+
+    fn begin(&mut self, waiting: Waiting) -> Result<Starting<'a>, (JobError, Waiting)> {
+        if let Waiting::Job { job, .. } = &waiting
+            && let Some(name) = &job.context
+        {
+            let request = &job.request;
+            return match self.contexts.ask(name, &request.tokens, request.new_tokens) {
+                Ok(session) => Ok(Starting::compressed(session, waiting)),
+                Err(error) => Err((error, waiting)),
+            };
+        }
+        Starting::prefill(self.model, waiting)
+    }
+
+    /// Whether a prompt's sequence will find a row and slots.
+    fn has_room(&self, waiting: &Waiting) -> bool {
+        let Waiting::Job { job, .. } = waiting else { return true };
+        let kept = job.context.as_deref().and_then(|name| self.contexts.kept(name));
+        let is_free = self.groups.len() < self.options.groups.max(1)
+            || self.groups.iter().any(Group::is_idle);
+        match waiting.arena_slots(self.model, kept) {
+            Some(slots) => {
+                let mut arenas = self.groups.iter().filter(|group| group.is_arena()).peekable();
+                match arenas.peek() {
+                    Some(_) => arenas.any(|arena| arena.has_arena_room(slots)),
+                    None => is_free,
+                }
+            }
+            // Its size is known once it is compressed.
+            None => is_free || self.groups.iter().any(|group| group.takes(&*job.policy)),
+        }
+    }
+
+    /// Computes some layers of the prompt that is on its way, or all where nothing decodes.
+    fn prefill(&mut self) {
+        let Some(starting) = &mut self.starting else { return };
+        let layers = self.model.config().num_layers;
+        let each = self.options.prefill_tokens.max(1) * layers / starting.tokens().max(1);
+        let most = match self.groups.iter().all(Group::is_idle) {
+            true => usize::MAX,
+            false => each.max(1),
+        };
+        for _ in 0..most {
+            match starting.layer() {
+                Ok(true) => {}
+                Ok(false) => {
+                    self.open();
+                    return;
+                }
+                Err(error) => {
+                    self.totals.failed += 1;
+                    if let Some(starting) = self.starting.take() {
+                        starting.waiting.fail(error);
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes a compressed prompt on.
+    fn open(&mut self) {
+        let Some(starting) = self.starting.take() else { return };
+        let (waiting, session, prefill) = match starting.finish() {
+            Ok(finished) => finished,
+            Err((error, waiting)) => {
+                self.totals.failed += 1;
+                waiting.fail(error);
+                return;
+            }
+        };
+        match waiting {
+            Waiting::Context { name, tokens, reply, .. } => {
+                self.totals.prompt_tokens += tokens.len() as u64;
+                drop(reply.send(self.contexts.insert(&name, tokens, session)));
+            }
+            Waiting::Job { id, job, updates, since } => {
+                let own = job.request.tokens.len();
+                let cached = job.context.as_deref().and_then(|name| self.contexts.tokens(name));
+                let cached = cached.unwrap_or_default();
+                self.totals.prompt_tokens += own as u64;
+                self.totals.cached_tokens += cached.len() as u64;
+                let started = Started {
+                    prompt_tokens: own + cached.len(),
+                    cached_tokens: cached.len(),
+                    waited: since.elapsed().saturating_sub(prefill),
+                    prefill,
+                    held: Held::default(),
+                };
+                let history = [cached, &job.request.tokens].concat();
+                match open(self.model, (id, job, updates), session, started, &history) {
+                    Opened::Ready(ready) => self.ready = Some(ready),
+                    Opened::Ended(finish) => self.count_end(finish),
+                }
+                self.totals.new_tokens += 1;
+            }
+        }
+    }
+
+    fn count_end(&mut self, finish: Option<Finish>) {
+        match finish {
+            Some(Finish::Cancelled) => self.totals.cancelled += 1,
+            Some(_) => self.totals.ended += 1,
+            None => self.totals.failed += 1,
+        }
+    }
+
+    /// Gives the job that is ready a row.
+    fn join(&mut self) {
+        let Some(ready) = self.ready.take() else { return };
+        let Ready { one, mut row, room } = *ready;
+        for group in &mut self.groups {
+            if !group.accepts(&one) {
+                continue;
+            }
+            let was_idle = group.is_idle();
+            match group.join(&one, row, room) {
+                Ok(None) => return,
+                // It waits until others leave.
+                Ok(Some(row)) if !was_idle => {
+                    self.ready = Some(Box::new(Ready { one, row, room }));
+                    return;
+                }
+                Ok(Some(back)) => row = back,
+                Err((error, mut row)) => {
+                    self.totals.failed += 1;
+                    row.tell(Update::Failed(error));
+                    return;
+                }
+            }
+        }
+        if self.groups.len() >= self.options.groups.max(1) {
+            let Some(idle) = self.groups.iter().position(Group::is_idle) else {
+                self.ready = Some(Box::new(Ready { one, row, room }));
+                return;
+            };
+            self.groups.remove(idle);
+        }
+        match Group::with(self.model, one, row, room, &self.options) {
+            Ok(group) => self.groups.push(group),
+            Err((error, mut row)) => {
+                self.totals.failed += 1;
+                row.tell(Update::Failed(error));
+            }
+        }
+    }
+
+    fn cancel(&mut self, id: JobId) {
+        let is_it =
+            |waiting: &Waiting| matches!(waiting, Waiting::Job { id: own, .. } if *own == id);
+        if let Some(at) = self.queue.iter().position(is_it) {
+            self.state.waiting.fetch_sub(1, Ordering::AcqRel);
+            self.queue.remove(at).into_iter().for_each(cancelled);
+            self.totals.cancelled += 1;
+        } else if self.starting.as_ref().is_some_and(|starting| is_it(&starting.waiting)) {
+            self.starting.take().into_iter().for_each(|starting| cancelled(starting.waiting));
+            self.totals.cancelled += 1;
+        } else if let Some(mut ready) = self.ready.take_if(|ready| ready.row.id == id) {
+            ready.row.cancel();
+            ready.row.end(Held::default());
+            self.totals.cancelled += 1;
+        } else {
+            let totals = &mut self.totals;
+            let _ = self.groups.iter_mut().any(|group| group.cancel(id, totals));
+        }
+    }
+
+    /// Cancels everything; returns the number of jobs.
+    fn cancel_all(&mut self) -> usize {
+        let waiting = self.queue.drain(..).chain(self.starting.take().map(|s| s.waiting));
+        let waiting: Vec<Waiting> = waiting.collect();
+        let mut count = waiting.len();
+        waiting.into_iter().for_each(cancelled);
+        if let Some(mut ready) = self.ready.take() {
+            ready.row.cancel();
+            ready.row.end(Held::default());
+            count += 1;
+        }
+        for group in &mut self.groups {
+            count += group.cancel_all(&mut self.totals);
+        }
+        count
+    }
+
+    /// Whether the engine has shut down.
+    fn closes(&mut self) -> bool {
+        let Some(closing) = &self.closing else { return false };
+        if !self.is_idle() && Instant::now() < closing.until {
+            return false;
+        }
+        let cancelled = self.cancel_all();
+        self.publish_now();
+        self.state.is_closed.store(true, Ordering::Release);
+        for reply in self.closing.take().into_iter().flat_map(|closing| closing.replies) {
+            let _ = reply.send(cancelled);
+        }
+        true
+    }
+
+    fn publish(&mut self) {
+        if self.published.elapsed() > PUBLISHED {
+            self.publish_now();
+        }
+    }
+
+    /// Shows handles the load.
+    fn publish_now(&mut self) {
+        self.published = Instant::now();
+        let jobs: Vec<JobLoad> = self.groups.iter().flat_map(Group::loads).collect();
+        let load = Load {
+            waiting: 0,
+            prefilling: usize::from(self.starting.is_some() || self.ready.is_some()),
+            running: self.groups.iter().map(Group::running).sum(),
+            bytes: jobs.iter().map(|job| job.held.bytes).sum::<usize>() + self.contexts.bytes(),
+            allocated: self.groups.iter().map(Group::bytes).sum::<usize>() + self.contexts.bytes(),
+            most_bytes: self.options.bytes + self.options.context_bytes,
+            jobs,
+            totals: self.totals,
+        };
+        *self.state.load.lock().unwrap_or_else(PoisonError::into_inner) = load;
+    }
+}
+
+/// Tells what waited that it is cancelled.
+fn cancelled(waiting: Waiting) {
+    match waiting {
+        Waiting::Job { mut updates, .. } => {
+            let (finish, tokens, held) = (Finish::Cancelled, 0, Held::default());
+            let _ = updates(Update::Ended(Ended { finish, tokens, held }));
+        }
+        Waiting::Context { .. } => waiting.fail(JobError::ShuttingDown),
+    }
+}

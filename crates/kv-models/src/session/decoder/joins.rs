@@ -1,0 +1,216 @@
+//! Sequences that join a decoder and leave it.
+//!
+//! A row is overwritten in place, so that recorded steps stay valid: they read and write the
+//! tensors that were there when they were recorded. There are two kinds of batches:
+//!
+//! * Arenas ([`Session::arena`]), for policies whose steps append and attend to all live slots
+//!   ([`Session::appends_only`]). Sequences of different policies and budgets share one, each with
+//!   as many slots as it needs.
+//! * Rows like a given sequence ([`Session::rows_like`]), for other policies. All rows have its
+//!   policy and its capacities.
+
+use std::sync::Arc;
+use std::thread;
+
+use burn::tensor::{DType, Tensor};
+use kv_core::{CacheOptions, KvCache, LayerCache, NUMERATORS};
+use kv_kernels::device_work;
+use kv_policies::Policy;
+
+use super::{Decoder, Session, Stage, WARM_UP};
+use crate::{Model, Result};
+
+/// Capacities of rows are multiples of this, so that sequences of similar length fit.
+const CAPACITY_STEP: usize = 64;
+
+impl<'a> Session<'a> {
+    /// Idle rows that share `slots` slots a layer, at most `most` of them a head. Sequences join
+    /// them by [`Decoder::join`].
+    ///
+    /// # Errors
+    /// [`crate::ModelError`] where the model's fingerprint cannot be read.
+    pub fn arena(
+        model: &'a Model,
+        policy: Arc<dyn Policy>,
+        rows: usize,
+        slots: usize,
+        most: usize,
+        kind: ArenaKind,
+    ) -> Result<Self> {
+        let _work = device_work();
+        let llama = model.llama();
+        let config = llama.config();
+        let mut options = CacheOptions::new(&llama.device(), llama.dtype());
+        options.weighted = kind.weighted;
+        let shape = [rows, config.num_kv_heads, config.head_dim];
+        let layers = (0..config.num_layers).map(|_| {
+            let mut layer = LayerCache::arena(shape, slots, most, options.clone());
+            if kind.numerators {
+                let [slots, _] = layer.keys().dims();
+                let ones = Tensor::ones([slots], (&llama.device(), DType::F32));
+                layer.set_track(NUMERATORS, ones, 1.0)?;
+            }
+            Ok(layer)
+        });
+        let layers = layers.collect::<kv_core::Result<_>>()?;
+        let origin = super::super::origin(model, &*policy)?;
+        let cache = KvCache { layers, seen: vec![0; rows], origin };
+        Ok(Self::idle(model, policy, cache))
+    }
+
+    /// Idle rows of this one sequence's policy, states and capacities, which are rounded up.
+    ///
+    /// # Errors
+    /// The errors of [`LayerCache::concat`].
+    pub fn rows_like(&self, rows: usize) -> Result<Self> {
+        let _work = device_work();
+        let layers = self.cache.layers.iter().map(|layer| {
+            let mut layer = layer.clone();
+            let most = layer.layout().most_capacity().max(1).next_multiple_of(CAPACITY_STEP);
+            layer.resize(vec![most; layer.layout().head_ranges()])?;
+            LayerCache::concat(vec![layer; rows.max(1)])
+        });
+        let layers = layers.collect::<kv_core::Result<_>>()?;
+        let seen = self.cache.seen.repeat(rows.max(1));
+        let cache = KvCache { layers, seen, origin: self.cache.origin.clone() };
+        Ok(Self::idle(self.model, self.policy.clone(), cache))
+    }
+
+    /// Whether steps only append and attend to all live slots, so that the sequence may join an
+    /// arena.
+    pub fn appends_only(&self) -> bool {
+        let capabilities = self.policy.capabilities();
+        !capabilities.changes_decode && !capabilities.renumbers
+    }
+
+    /// Whether rows like this sequence can be replaced by others: its policy holds every head at a
+    /// limit, and all of its state can be replaced.
+    pub fn has_replaceable_rows(&self) -> bool {
+        let held = |layer: &LayerCache| layer.limits().is_some() && layer.accepts(layer);
+        self.cache.layers.iter().all(held)
+    }
+
+    /// The kind of arena that the sequence may join.
+    pub fn arena_kind(&self) -> ArenaKind {
+        let layers = || self.cache.layers.iter();
+        ArenaKind {
+            weighted: layers().any(|layer| layer.log_weights().is_some()),
+            numerators: layers().any(|layer| layer.track(NUMERATORS).is_some()),
+        }
+    }
+
+    fn idle(model: &'a Model, policy: Arc<dyn Policy>, cache: KvCache) -> Self {
+        let rows = cache.batch();
+        let vocabulary = model.config().vocab_size;
+        let logits = Tensor::zeros([rows, vocabulary], (&model.llama().device(), DType::F32));
+        Self {
+            model,
+            policy,
+            cache,
+            history: None,
+            logits,
+            steps: 0,
+            ended: (0..rows).collect(),
+            home: thread::current().id(),
+            scratch: 0,
+        }
+    }
+}
+
+/// What the attention of an arena's steps reads beside keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct ArenaKind {
+    /// Slots have weights.
+    pub weighted: bool,
+    /// Values have weights of their own in the numerator ([`NUMERATORS`]).
+    pub numerators: bool,
+}
+
+impl<'a> Decoder<'a> {
+    /// Whether a sequence of another decoder can join any row of this one. An arena also needs room
+    /// for it.
+    pub fn accepts(&self, one: &Decoder<'_>) -> bool {
+        let (own, other) = (&self.session, &one.session);
+        if own.cache.layers.iter().any(LayerCache::is_arena) {
+            return other.appends_only() && own.arena_kind() == other.arena_kind();
+        }
+        let mut layers = own.cache.layers.iter().zip(&other.cache.layers);
+        own.cache.origin == other.cache.origin && layers.all(|(own, other)| own.accepts(other))
+    }
+
+    /// Puts the one sequence of another decoder, which has drawn its first token, into a row that
+    /// no sequence has, with `room` free slots in every head of an arena. Returns whether the next
+    /// draw of the row means nothing, since its step has begun already.
+    ///
+    /// Recorded steps stay valid, unless the sequence draws in a way that no row has had before.
+    ///
+    /// # Errors
+    /// [`kv_core::Error::ArenaFull`], and the errors of [`KvCache::place_row`] and
+    /// [`KvCache::replace_row`]. The row has no sequence then.
+    pub fn join(&mut self, row: usize, one: &Decoder<'_>, room: usize) -> Result<bool> {
+        let _work = device_work();
+        let cache = &mut self.session.cache;
+        if cache.layers.iter().any(LayerCache::is_arena) {
+            cache.place_row(row, &one.session.cache, room)?;
+        } else {
+            cache.replace_row(row, &one.session.cache)?;
+        }
+        if self.state.replace_row(row, &one.state)? {
+            self.forget_recordings();
+        }
+        self.session.ended.retain(|ended| *ended != row);
+        self.drawn = self.drawn.max(1);
+        Ok(self.ahead.is_some())
+    }
+
+    /// Takes a sequence out of its row, which is idle from then on. An arena's slots are free then.
+    ///
+    /// # Errors
+    /// [`crate::ModelError::Kernel`].
+    pub fn leave(&mut self, row: usize) -> Result<()> {
+        let _work = device_work();
+        self.end(row)?;
+        Ok(self.session.cache.free_row(row)?)
+    }
+
+    /// The next draw of every row: `None` for logits that are not finite. Draws of idle rows mean
+    /// nothing.
+    ///
+    /// # Errors
+    /// The errors of [`Self::next_tokens`].
+    pub fn draws(&mut self) -> Result<Vec<Option<u32>>> {
+        let (drawn, _) = self.next_draws()?;
+        Ok(drawn.into_iter().map(|token| u32::try_from(token).ok()).collect())
+    }
+
+    /// Replaces the last drawn token of a row before it is decoded.
+    ///
+    /// # Errors
+    /// [`crate::ModelError::StepInFlight`] where a step with that token has begun already, and
+    /// [`crate::ModelError::Kernel`] for rows that are not there.
+    pub fn replace_token(&mut self, row: usize, token: u32) -> Result<()> {
+        if self.ahead.is_some() {
+            return Err(crate::ModelError::StepInFlight);
+        }
+        let _work = device_work();
+        Ok(self.state.force_row(row, token)?)
+    }
+
+    /// Whether steps begin before the host has read the tokens that they decode
+    /// ([`Self::overlapped`]), from the next draw on.
+    pub fn set_overlapped(&mut self, overlapped: bool) {
+        self.runs_ahead = overlapped;
+    }
+
+    /// The logits that a row's last token was drawn from, `[1, vocabulary]`.
+    pub fn row_logits(&self, row: usize) -> Tensor<2> {
+        self.session.logits.clone().narrow(0, row, 1)
+    }
+
+    /// Steps are recorded anew.
+    pub(super) fn forget_recordings(&mut self) {
+        if let Some(stages) = &mut self.stages {
+            stages.values_mut().for_each(|stage| *stage = Stage::Counting(WARM_UP));
+        }
+    }
+}

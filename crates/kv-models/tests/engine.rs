@@ -1,0 +1,452 @@
+//! Engines: jobs that come and go get what they get alone.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::Duration;
+
+use burn::tensor::{DType, Device};
+use kv_models::{
+    Ended, Engine, EngineOptions, Finish, Held, Job, JobError, JobId, LogitsShaper, Model, Request,
+    Sampling, Started, Update,
+};
+use kv_policies::build;
+use kv_testing::{TestDevice, devices};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use serde_json::{Value, json};
+
+use super::support::{embedded_in_f32, prompts, run_requests};
+
+fn engine(device: &Device, options: EngineOptions) -> Engine {
+    let device = device.clone();
+    Engine::start(move || Model::load("needle-1m", &device, Some(DType::F32)), options).unwrap()
+}
+
+/// Few bytes: software GPUs have no more.
+fn small() -> EngineOptions {
+    EngineOptions { bytes: 32 << 20, ..EngineOptions::default() }
+}
+
+fn cpu() -> TestDevice {
+    devices().remove(0)
+}
+
+/// What a job was told.
+#[derive(Debug, Default)]
+struct Told {
+    started: Option<Started>,
+    tokens: Vec<u32>,
+    text: String,
+    ended: Option<Ended>,
+    failed: Option<JobError>,
+}
+
+fn submit(engine: &Engine, job: Job) -> Result<(JobId, Receiver<Update>), JobError> {
+    let (sender, receiver) = channel();
+    let id = engine.submit(job, move |update| sender.send(update).is_ok())?;
+    Ok((id, receiver))
+}
+
+fn listen(updates: &Receiver<Update>) -> Told {
+    let mut told = Told::default();
+    while let Ok(update) = updates.recv_timeout(Duration::from_secs(120)) {
+        match update {
+            Update::Started(started) => told.started = Some(started),
+            Update::Token { token, text, .. } => {
+                told.tokens.extend(token);
+                told.text += &text;
+            }
+            Update::Ended(ended) => {
+                told.ended = Some(ended);
+                break;
+            }
+            Update::Failed(error) => {
+                told.failed = Some(error);
+                break;
+            }
+        }
+    }
+    told
+}
+
+fn job(policy: &Value, tokens: &[u32], new_tokens: usize) -> Job {
+    let request = Request { stop_at_end: false, ..Request::greedy(tokens.to_vec(), new_tokens) };
+    Job::new(request, build(policy).unwrap())
+}
+
+fn run_job(engine: &Engine, job: Job) -> Told {
+    listen(&submit(engine, job).unwrap().1)
+}
+
+/// One job of a random schedule.
+#[derive(Debug, Clone)]
+struct Plan {
+    policy: usize,
+    budget: f64,
+    first: usize,
+    tokens: usize,
+    new_tokens: usize,
+    temperature: f64,
+    penalty: bool,
+    /// After how many tokens it is cancelled.
+    cancelled: Option<usize>,
+    /// Milliseconds before it is submitted.
+    pause: u64,
+}
+
+const NAMES: [&str; 12] = [
+    "full",
+    "snapkv",
+    "adakv",
+    "keydiff",
+    "pyramidkv",
+    "h2o",
+    "streaming-llm",
+    "longflow",
+    "quest",
+    "kvreviver",
+    "balancekv",
+    "d2o",
+];
+
+fn plan() -> impl Strategy<Value = Plan> {
+    (
+        (0..NAMES.len(), 0.2..0.9, 0..200usize, 20..160usize, 1..14usize),
+        (prop_oneof![Just(0.0), Just(0.8)], any::<bool>()),
+        (proptest::option::weighted(0.2, 0..6usize), 0..12u64),
+    )
+        .prop_map(
+            |((policy, budget, first, tokens, new_tokens), (temperature, penalty), rest)| {
+                let (cancelled, pause) = rest;
+                let penalty = penalty && temperature > 0.0;
+                Plan {
+                    policy,
+                    budget,
+                    first,
+                    tokens,
+                    new_tokens,
+                    temperature,
+                    penalty,
+                    cancelled,
+                    pause,
+                }
+            },
+        )
+}
+
+/// Random arrivals, cancels, lengths, policies, budgets and samplings: every job gets exactly the
+/// tokens that it gets alone, and all bytes are free in the end.
+#[test]
+fn jobs_that_come_and_go_get_what_they_get_alone() {
+    for tested in devices() {
+        let model = embedded_in_f32(&tested);
+        let text = prompts(&model).concat().repeat(4);
+        let cases = if tested.name == "cpu" { 24 } else { 3 };
+        let mut runner = TestRunner::new(Config { cases, ..Config::default() });
+        let schedule = (proptest::collection::vec(plan(), 2..9), 1..5usize, 1..4usize, 1..300usize);
+        let ran = runner.run(&schedule, |(plans, rows, groups, prefill_tokens)| {
+            let options = EngineOptions { rows, groups, prefill_tokens, ..small() };
+            let engine = engine(&tested.device, options);
+            let jobs: Vec<(Value, Request)> = plans
+                .iter()
+                .enumerate()
+                .map(|(index, plan)| {
+                    let tokens = text[plan.first..plan.first + plan.tokens].to_vec();
+                    let sampling = Sampling {
+                        temperature: plan.temperature,
+                        top_p: (plan.temperature > 0.0).then_some(0.9),
+                        repetition_penalty: if plan.penalty { 1.3 } else { 1.0 },
+                        seed: index as u64 + 3,
+                        ..Sampling::default()
+                    };
+                    let greedy = Request::greedy(tokens, plan.new_tokens);
+                    let policy = json!({"policy": NAMES[plan.policy], "budget": plan.budget});
+                    (policy, Request { sampling, stop_at_end: false, ..greedy })
+                })
+                .collect();
+            let listeners: Vec<_> = plans
+                .iter()
+                .zip(&jobs)
+                .map(|(plan, (policy, request))| {
+                    thread::sleep(Duration::from_millis(plan.pause));
+                    let (sender, updates) = channel();
+                    let mut left = plan.cancelled;
+                    let job = Job::new(request.clone(), build(policy).unwrap());
+                    let listen_on = move |update: Update| {
+                        let is_token = matches!(update, Update::Token { .. });
+                        let _ = sender.send(update);
+                        match &mut left {
+                            Some(0) => false,
+                            Some(left) => {
+                                *left -= usize::from(is_token);
+                                true
+                            }
+                            None => true,
+                        }
+                    };
+                    engine.submit(job, listen_on).unwrap();
+                    updates
+                })
+                .collect();
+            for ((plan, (policy, request)), updates) in plans.iter().zip(&jobs).zip(&listeners) {
+                let told = listen(updates);
+                prop_assert!(told.failed.is_none(), "{policy}: {:?}", told.failed);
+                let alone = run_requests(&model, policy, std::slice::from_ref(request));
+                let expected = &alone[0].tokens;
+                match plan.cancelled {
+                    None => {
+                        prop_assert_eq!(&told.tokens, expected, "{} {}", policy, tested.name);
+                        prop_assert_eq!(told.ended.unwrap().finish, Finish::Length);
+                    }
+                    Some(_) => prop_assert!(expected.starts_with(&told.tokens), "{policy}"),
+                }
+            }
+            prop_assert_eq!(engine.shut_down(Duration::from_secs(60)).unwrap(), 0);
+            let load = engine.load();
+            prop_assert_eq!((load.bytes, load.running, load.waiting), (0, 0, 0));
+            Ok(())
+        });
+        ran.unwrap_or_else(|error| panic!("{}: {error}", tested.name));
+    }
+}
+
+/// Steps that join or leave do not record anew, and sequences of different policies and budgets
+/// share one recording.
+#[test]
+fn joins_and_leaves_keep_recordings() {
+    for tested in devices() {
+        let engine = engine(&tested.device, EngineOptions { rows: 3, ..small() });
+        let model = embedded_in_f32(&tested);
+        let text = prompts(&model).concat();
+        let policies = ["full", "snapkv", "keydiff", "knorm", "snapkv"];
+        let run = |new: usize| {
+            let all: Vec<_> = policies
+                .iter()
+                .enumerate()
+                .map(|(index, name)| {
+                    let mut policy = json!({"policy": name, "budget": 0.3 + 0.1 * index as f64});
+                    if ["keydiff", "knorm"].contains(name) {
+                        policy["decode"] = false.into();
+                    }
+                    submit(&engine, job(&policy, &text[index..index + 60], new + index)).unwrap().1
+                })
+                .collect();
+            all.iter().for_each(|updates| assert!(listen(updates).ended.is_some()));
+        };
+        run(12);
+        thread::sleep(Duration::from_millis(200));
+        let before = engine.load().totals;
+        run(9);
+        run(15);
+        thread::sleep(Duration::from_millis(200));
+        let after = engine.load().totals;
+        assert!(before.recordings <= 1, "{}: {before:?}", tested.name);
+        assert_eq!(after.recordings, before.recordings, "{}", tested.name);
+        if after.recordings > 0 {
+            let launched = after.launched_steps - before.launched_steps;
+            assert_eq!(launched, 0, "{}: {after:?}", tested.name);
+        }
+    }
+}
+
+/// Constant-size policies share rows too: LongFlow's rows are replaced in place.
+#[test]
+fn rows_of_longflow_are_replaced_in_place() {
+    for tested in devices() {
+        let options = EngineOptions { rows: 2, groups: 1, ..small() };
+        let engine = engine(&tested.device, options);
+        let model = embedded_in_f32(&tested);
+        let text = prompts(&model).concat();
+        let policy = json!({"policy": "longflow", "budget": 40});
+        for round in 0..3 {
+            let prompts: Vec<&[u32]> =
+                (0..4).map(|at| &text[at + round..at + round + 70]).collect();
+            let all: Vec<_> = prompts
+                .iter()
+                .map(|prompt| submit(&engine, job(&policy, prompt, 20)).unwrap().1)
+                .collect();
+            for (prompt, updates) in prompts.iter().zip(&all) {
+                let request = Request::greedy(prompt.to_vec(), 20);
+                let request = Request { stop_at_end: false, ..request };
+                let alone = run_requests(&model, &policy, &[request]);
+                assert_eq!(listen(updates).tokens, alone[0].tokens, "{}", tested.name);
+            }
+        }
+        let load = engine.load();
+        assert!(load.totals.recordings <= 2, "{}: {:?}", tested.name, load.totals);
+    }
+}
+
+/// A context is compressed once; jobs on it append their questions, as `Request::question` does.
+#[test]
+fn contexts_are_compressed_once_and_survive_the_engine() {
+    let tested = cpu();
+    let folder = tempfile::tempdir().unwrap();
+    let options = EngineOptions { contexts: Some(folder.path().into()), ..small() };
+    let model = embedded_in_f32(&tested);
+    let text = prompts(&model).concat();
+    let (document, question) = (text[..150].to_vec(), text[150..165].to_vec());
+    let policy = json!({"policy": "snapkv", "budget": 0.4});
+    let expected = {
+        let request = Request {
+            question: question.clone(),
+            stop_at_end: false,
+            ..Request::greedy(document.clone(), 10)
+        };
+        run_requests(&model, &policy, &[request])[0].tokens.clone()
+    };
+    let ask = |engine: &Engine| {
+        let mut job = job(&policy, &question, 10);
+        job.context = Some("book".into());
+        run_job(engine, job)
+    };
+    {
+        let engine = engine(&tested.device, options.clone());
+        let info = engine.compress("book", document.clone(), build(&policy).unwrap()).unwrap();
+        assert_eq!((info.tokens, info.held.tokens), (150, 60.0));
+        let told = ask(&engine);
+        assert_eq!(told.tokens, expected);
+        let started = told.started.unwrap();
+        assert_eq!((started.prompt_tokens, started.cached_tokens), (165, 150));
+        let again = engine.compress("book", document.clone(), build(&policy).unwrap());
+        assert!(matches!(again, Err(JobError::ContextExists { .. })));
+        let other = engine.compress("../book", document.clone(), build(&policy).unwrap());
+        assert!(matches!(other, Err(JobError::ContextName { .. })));
+        let h2o = build(&json!({"policy": "h2o", "budget": 0.4})).unwrap();
+        let changing = engine.compress("other", document.clone(), h2o);
+        assert!(matches!(changing, Err(JobError::ContextPolicy { .. })));
+        engine.save("book").unwrap();
+    }
+    let engine = engine(&tested.device, options);
+    assert!(engine.contexts().unwrap()[0].is_saved);
+    assert_eq!(ask(&engine).tokens, expected);
+    engine.forget("book").unwrap();
+    assert!(engine.contexts().unwrap().is_empty());
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    let error = ask(&engine).failed.unwrap();
+    assert!(matches!(error, JobError::UnknownContext { .. }), "{error}");
+}
+
+/// What can never run is refused with what would fit, and what waits in vain is refused too.
+#[test]
+fn jobs_that_cannot_run_are_refused() {
+    let tested = cpu();
+    let options = EngineOptions { bytes: 200_000, groups: 1, queue: 1, rows: 1, ..small() };
+    let engine = engine(&tested.device, options);
+    let model = embedded_in_f32(&tested);
+    let text = prompts(&model).concat().repeat(3);
+    let full = json!({"policy": "full"});
+    let told = run_job(&engine, job(&full, &text[..400], 5));
+    let error = told.failed.unwrap();
+    assert!(matches!(error, JobError::TooLarge { .. }), "{error}");
+    assert!(error.to_string().contains("at most"), "{error}");
+    let smaller = json!({"policy": "snapkv", "budget": 50});
+    assert!(run_job(&engine, job(&smaller, &text[..400], 5)).ended.is_some());
+    assert!(matches!(submit(&engine, job(&full, &[], 5)), Err(JobError::Model(_))));
+    let long = text.repeat(20);
+    assert!(matches!(submit(&engine, job(&full, &long, 5)), Err(JobError::Model(_))));
+    let (_, first) = submit(&engine, job(&smaller, &text[..300], 30)).unwrap();
+    let mut refused = 0;
+    let more: Vec<_> = (0..8)
+        .filter_map(|_| match submit(&engine, job(&smaller, &text[..300], 30)) {
+            Ok((_, updates)) => Some(updates),
+            Err(JobError::QueueFull { .. }) => {
+                refused += 1;
+                None
+            }
+            Err(error) => panic!("{error}"),
+        })
+        .collect();
+    assert!(refused > 0);
+    assert!(listen(&first).ended.is_some());
+    more.iter().for_each(|updates| assert!(listen(updates).ended.is_some()));
+}
+
+/// Allows only even tokens, and ends behind the fourth.
+struct Even(usize);
+
+impl LogitsShaper for Even {
+    fn shape(&mut self, logits: &mut [f32]) -> Result<(), String> {
+        logits.iter_mut().skip(1).step_by(2).for_each(|logit| *logit = f32::NEG_INFINITY);
+        Ok(())
+    }
+
+    fn accept(&mut self, token: u32) -> Result<bool, String> {
+        assert!(token.is_multiple_of(2));
+        self.0 += 1;
+        Ok(self.0 == 4)
+    }
+}
+
+/// Shapers and log-probabilities work beside rows that have none.
+#[test]
+fn the_host_changes_logits_of_its_own_rows_alone() {
+    for tested in devices() {
+        let engine = engine(&tested.device, small());
+        let model = embedded_in_f32(&tested);
+        let text = prompts(&model).concat();
+        let full = json!({"policy": "full"});
+        let plain = submit(&engine, job(&full, &text[..80], 12)).unwrap().1;
+        let shaped = Job {
+            shaper: Some(Box::new(Even(0))),
+            logprobs: Some(3),
+            ..job(&full, &text[..80], 12)
+        };
+        let shaped = submit(&engine, shaped).unwrap().1;
+        let mut count = 0;
+        while let Ok(update) = shaped.recv() {
+            match update {
+                Update::Token { token: Some(token), logprobs, .. } => {
+                    let logprobs = logprobs.unwrap();
+                    assert_eq!((token % 2, logprobs.top.len()), (0, 3));
+                    assert!(logprobs.logprob <= logprobs.top[0].1);
+                    count += 1;
+                }
+                Update::Ended(ended) => assert_eq!(ended.finish, Finish::Stop),
+                Update::Failed(error) => panic!("{error}"),
+                _ => {}
+            }
+        }
+        assert_eq!(count, 4);
+        let request = Request { stop_at_end: false, ..Request::greedy(text[..80].to_vec(), 12) };
+        let alone = run_requests(&model, &full, &[request]);
+        assert_eq!(listen(&plain).tokens, alone[0].tokens, "{}", tested.name);
+    }
+}
+
+/// Cancelled jobs end, wherever they are, and pictures show slots by layer and head.
+#[test]
+fn jobs_are_cancelled_wherever_they_are() {
+    let tested = cpu();
+    let options = EngineOptions { rows: 1, ..small() };
+    let engine = engine(&tested.device, options);
+    let model = embedded_in_f32(&tested);
+    let config = model.config();
+    let text = prompts(&model).concat();
+    let policy = json!({"policy": "snapkv", "budget": 30});
+    let (running, updates) = submit(&engine, job(&policy, &text[..90], 400)).unwrap();
+    assert!(matches!(updates.recv().unwrap(), Update::Started(_)));
+    let (waiting, other) = submit(&engine, job(&policy, &text[..90], 400)).unwrap();
+    let picture = loop {
+        match engine.picture(running).unwrap() {
+            Some(picture) => break picture,
+            None => thread::yield_now(),
+        }
+    };
+    assert_eq!(picture.len(), config.num_layers);
+    assert!(picture.iter().flatten().all(|&slots| (30..=430).contains(&slots)));
+    engine.cancel(waiting);
+    engine.cancel(running);
+    for updates in [&other, &updates] {
+        let told = listen(updates);
+        assert_eq!(told.ended.unwrap().finish, Finish::Cancelled);
+    }
+    assert!(engine.picture(running).unwrap().is_none());
+    let held = Held::default();
+    assert_eq!(held.bytes, 0);
+    let shared = Arc::new(engine);
+    assert_eq!(shared.shut_down(Duration::ZERO).unwrap(), 0);
+    let late = submit(&shared, job(&policy, &text[..90], 4));
+    assert!(matches!(late, Err(JobError::Stopped { .. })), "{late:?}");
+}
