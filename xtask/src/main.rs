@@ -1,4 +1,4 @@
-//! The workspace's commands: `cargo xtask bench | test | check | dist | model`.
+//! The workspace's commands: `cargo xtask bench | serve | test | check | conformance | dist | model`.
 //!
 //! Everything that CI does and everything a developer does more than once is here, so that both run
 //! the same thing.
@@ -6,10 +6,12 @@
 mod bench;
 mod browser;
 mod check;
+mod conformance;
 mod dist;
 mod model;
 mod packages;
 mod report;
+mod serve;
 mod test;
 mod util;
 mod vulkan;
@@ -29,9 +31,11 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Bench(bench::Args),
+    Serve(serve::Args),
     Test(test::Args),
     /// Format, dependencies, lints, docs: cheapest first, stopping at the first failure.
     Check,
+    Conformance(conformance::Args),
     Dist(dist::Args),
     Model(model::Args),
 }
@@ -39,8 +43,10 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Bench(args) => bench::run(&args),
+        Command::Serve(args) => serve::run(&args),
         Command::Test(args) => test::run(&args),
         Command::Check => check::run().map(|()| ExitCode::SUCCESS),
+        Command::Conformance(args) => conformance::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Dist(args) => dist::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Model(args) => model::run(&args).map(|()| ExitCode::SUCCESS),
     };

@@ -1,7 +1,7 @@
 //! Running cargo and other programs.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -110,17 +110,77 @@ pub(crate) fn show_features(features: &[Feature]) -> String {
     format!("the cargo features {}", all.join(", "))
 }
 
-/// Builds `kv-bench` in release with some cargo features, and returns the executable. The whole
+/// Builds `kv-bench` in release with some cargo features, and returns the executable.
+///
+/// # Errors
+///
+/// When the build fails.
+pub(crate) fn build_bench(features: &str) -> Result<PathBuf> {
+    build_program("kv-bench", features)
+}
+
+/// Builds a program in release with some cargo features, and returns the executable. The whole
 /// workspace is named, as for tests, so that crates have the features that tests build them with
 /// and are compiled once.
 ///
 /// # Errors
 ///
 /// When the build fails.
-pub(crate) fn build_bench(features: &str) -> Result<PathBuf> {
-    let line = format!("build --release --workspace --bin kv-bench --features={features}");
-    let bench = build(&line)?.into_iter().next();
-    Ok(bench.context("cargo built no executable for kv-bench")?.path)
+pub(crate) fn build_program(name: &str, features: &str) -> Result<PathBuf> {
+    let line = format!("build --release --workspace --bin {name} --features={features}");
+    let built = build(&line)?.into_iter().next();
+    Ok(built.with_context(|| format!("cargo built no executable for {name}"))?.path)
+}
+
+/// Goes on as another program, so that an interrupt is that program's alone.
+///
+/// # Errors
+///
+/// When it cannot be started.
+#[cfg(unix)]
+pub(crate) fn become_program(mut command: Command) -> Result<ExitCode> {
+    use std::os::unix::process::CommandExt;
+    Err(command.exec().into())
+}
+
+/// Runs another program to its end.
+///
+/// # Errors
+///
+/// When it cannot be started.
+#[cfg(not(unix))]
+pub(crate) fn become_program(mut command: Command) -> Result<ExitCode> {
+    let code = command.status()?.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
+    Ok(ExitCode::from(code))
+}
+
+/// The cargo features of a program's build, each with its reason: those that are named, or the one
+/// behind the program's own `--device`.
+pub(crate) fn program_features(named: Option<&[String]>, args: &[String]) -> Vec<Feature> {
+    match named {
+        Some(features) => {
+            features.iter().map(|name| Feature::new(name, "--features names it")).collect()
+        }
+        None => {
+            let device = device_feature(args);
+            device.map(|name| Feature::new(name, "--device asks for it")).into_iter().collect()
+        }
+    }
+}
+
+/// The cargo feature behind the arguments' `--device`; the CPU backend is always built.
+fn device_feature(args: &[String]) -> Option<&'static str> {
+    let device = args.iter().enumerate().rev().find_map(|(i, arg)| match arg.as_str() {
+        "--device" => args.get(i + 1).map(String::as_str),
+        arg => arg.strip_prefix("--device="),
+    })?;
+    match device.split(':').next() {
+        Some("cuda") => Some("cuda"),
+        Some("vulkan") => Some("vulkan"),
+        Some("wgpu") => Some("wgpu"),
+        Some("metal") => Some("metal"),
+        _ => None,
+    }
 }
 
 /// Reads one of cargo's JSON messages; most are not about an executable.
@@ -138,4 +198,39 @@ fn show(command: &Command) -> String {
     let words = std::iter::once(program).chain(command.get_args());
     let words: Vec<_> = words.map(|word| word.to_string_lossy()).collect();
     words.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{device_feature, program_features, show_features};
+
+    fn feature(line: &str) -> Option<&'static str> {
+        device_feature(&line.split(' ').map(String::from).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn features_have_reasons() {
+        let shown = |features: Option<&[String]>, line: &str| {
+            let args: Vec<String> = line.split(' ').map(String::from).collect();
+            show_features(&program_features(features, &args))
+        };
+        assert_eq!(shown(None, "quality"), "the cargo features flex (the CPU: always)");
+        assert_eq!(
+            shown(None, "--device cuda"),
+            "the cargo features flex (the CPU: always), cuda (--device asks for it)"
+        );
+        let named = shown(Some(&["wgpu".into()]), "--device cuda");
+        assert!(named.ends_with("wgpu (--features names it)"), "{named}");
+        assert!(program_features(None, &[]).is_empty());
+    }
+
+    #[test]
+    fn the_device_chooses_the_feature() {
+        assert_eq!(feature("quality --device cuda:1 --quick"), Some("cuda"));
+        assert_eq!(feature("--device=vulkan"), Some("vulkan"));
+        assert_eq!(feature("--device wgpu --device metal"), Some("metal"));
+        assert_eq!(feature("kernels --device cpu"), None);
+        assert_eq!(feature("kernels --quick --device"), None);
+        assert_eq!(feature("kernels"), None);
+    }
 }

@@ -12,7 +12,8 @@ use crate::protocol::grammar::{self, ResponseFormat};
 use crate::protocol::tools::{Tool, ToolChoice, ToolMode, Tools};
 
 /// A body of `/v1/chat/completions`.
-#[derive(Debug, Deserialize, ToSchema)]
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it stands in the API's document alone: `prepare` reads the two parts")]
 pub(crate) struct ChatRequest {
     #[serde(flatten)]
     own: ChatFields,

@@ -163,6 +163,7 @@ impl Common {
         kv.retain(|key, value| key != "context" && !value.is_null());
         let policy = app.settings.policies.choose(&kv)?;
         let (sampling, stop) = (self.sampling()?, self.stops()?);
+        tracing::debug!(user = self.user, prompts = parts.prompts.len(), choices, "a request");
         let seed = self.seed.map_or_else(rand::random, |seed| seed as u64);
         let mut jobs = Vec::with_capacity(count);
         for tokens in &parts.prompts {

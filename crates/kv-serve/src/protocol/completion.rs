@@ -14,7 +14,8 @@ use crate::protocol::grammar::{self, ResponseFormat};
 const DEFAULT_TOKENS: usize = 16;
 
 /// A body of `/v1/completions`.
-#[derive(Debug, Deserialize, ToSchema)]
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it stands in the API's document alone: `prepare` reads the two parts")]
 pub(crate) struct CompletionRequest {
     #[serde(flatten)]
     own: CompletionFields,

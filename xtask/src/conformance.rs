@@ -1,0 +1,186 @@
+//! `cargo xtask conformance`: other people's clients against `kv-serve`.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use crate::util;
+
+/// Run OpenAI's own clients, a fuzzer and a load generator against a server on loopback.
+///
+/// What is not installed is left out, and named with how to install it.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A Python with the packages openai, schemathesis and aiperf
+    #[arg(long, default_value = "python3", value_name = "PROGRAM")]
+    python: PathBuf,
+    /// Fails where a tool is missing
+    #[arg(long)]
+    require_all: bool,
+    /// A model, as kv-serve takes it
+    #[arg(long, default_value = "needle-1m")]
+    model: String,
+    /// A server that runs already, instead of one that this starts
+    #[arg(long, value_name = "http://HOST:PORT")]
+    url: Option<String>,
+}
+
+/// A server that ends with this.
+struct Server {
+    child: Child,
+    url: String,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A client, fuzzer or load generator.
+struct Tool {
+    name: &'static str,
+    /// How it is had.
+    install: &'static str,
+    /// What it runs; `None` where it is missing.
+    command: Option<Command>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+///
+/// When the server does not start, or a tool finds something wrong.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let scripts = util::root().join("crates/kv-serve/conformance");
+    let server = match &args.url {
+        Some(_) => None,
+        None => Some(start(&args.model, &scripts)?),
+    };
+    let url = args.url.clone().or_else(|| server.as_ref().map(|server| server.url.clone()));
+    let url = url.unwrap_or_default();
+    let (mut failed, mut missing) = (Vec::new(), Vec::new());
+    for tool in tools(args, &scripts, &url) {
+        let Some(mut command) = tool.command else {
+            eprintln!("== {}: not installed", tool.name);
+            missing.push(format!("{}: {}", tool.name, tool.install));
+            continue;
+        };
+        eprintln!("== {}", tool.name);
+        if let Err(error) = util::run(&mut command) {
+            eprintln!("{error:#}");
+            failed.push(tool.name);
+        }
+    }
+    for tool in &missing {
+        eprintln!("left out: {tool}");
+    }
+    if !failed.is_empty() {
+        bail!("something is wrong, say {}", failed.join(", "));
+    }
+    if args.require_all && !missing.is_empty() {
+        bail!("tools are missing");
+    }
+    Ok(())
+}
+
+/// Builds a server, and starts it on a port of its own.
+fn start(model: &str, scripts: &Path) -> Result<Server> {
+    let program = util::build_program("kv-serve", "")?;
+    let mut command = Command::new(program);
+    command.args([model, "--device", "cpu", "--port", "0", "--chat-template"]);
+    // The embedded model has no template, and clients try tools.
+    command.arg(scripts.join("chat_template.jinja"));
+    command.env_remove("KV_SERVE_API_KEY").stderr(Stdio::piped());
+    let mut child = command.spawn().context("cannot start kv-serve")?;
+    let log = child.stderr.take().context("kv-serve has no log")?;
+    let mut server = Server { child, url: String::new() };
+    let mut lines = BufReader::new(log).lines();
+    for line in lines.by_ref() {
+        let line = line?;
+        eprintln!("{line}");
+        if let Some((_, rest)) = line.split_once("listening on ") {
+            server.url = rest.split(',').next().unwrap_or(rest).trim().to_string();
+            break;
+        }
+    }
+    if server.url.is_empty() {
+        bail!("kv-serve did not start");
+    }
+    // A log that nobody reads would hold the server up.
+    std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| eprintln!("{line}")));
+    Ok(server)
+}
+
+fn tools(args: &Args, scripts: &Path, url: &str) -> [Tool; 4] {
+    let python = &args.python;
+    let program = python.display().to_string();
+    let has = |package: &str| util::succeeds(&program, &["-c", &format!("import {package}")]);
+    let modules = util::target_dir().join("conformance/node_modules");
+    let node = modules.join("openai").is_dir() && util::succeeds("node", &["--version"]);
+    // Programs of Python packages lie beside the Python that has them.
+    let beside = |name: &str| python.with_file_name(name);
+    let schemathesis = || {
+        let mut command = Command::new(beside("schemathesis"));
+        command.args(["run", &format!("{url}/openapi.json"), "--max-examples", "60"]);
+        command.args(["--checks", "not_a_server_error,content_type_conformance"]);
+        command.args(["--seed", "1", "--request-timeout", "60", "--workers", "2"]);
+        command.current_dir(std::env::temp_dir());
+        command
+    };
+    [
+        Tool {
+            name: "openai for Python",
+            install: "pip install openai, and name its Python by --python",
+            command: has("openai").then(|| {
+                let mut command = Command::new(python);
+                command.arg(scripts.join("client.py")).arg(url);
+                command
+            }),
+        },
+        Tool {
+            name: "openai for JavaScript",
+            install: "npm install --prefix target/conformance openai (and node itself)",
+            command: node.then(|| {
+                let mut command = Command::new("node");
+                command.arg(scripts.join("client.cjs")).arg(url).env("NODE_PATH", &modules);
+                command
+            }),
+        },
+        Tool {
+            name: "schemathesis",
+            install: "pip install schemathesis, and name its Python by --python",
+            command: has("schemathesis").then(schemathesis),
+        },
+        load(python, url, has("aiperf")),
+    ]
+}
+
+/// Load: by aiperf, or by oha.
+fn load(python: &Path, url: &str, has_aiperf: bool) -> Tool {
+    let name = "load";
+    let install = "pip install aiperf, and name its Python by --python; or cargo install oha";
+    let body = r#"{"messages": [{"role": "user", "content": "The sea was calm."}],
+        "max_tokens": 32}"#;
+    let command = if has_aiperf {
+        let mut command = Command::new(python.with_file_name("aiperf"));
+        command.args(["profile", "--model", "needle-1m", "--url", url, "--endpoint-type", "chat"]);
+        command.args(["--streaming", "--tokenizer", "builtin", "--concurrency", "8"]);
+        command.args(["--request-count", "64", "--synthetic-input-tokens-mean", "64"]);
+        command.args(["--output-tokens-mean", "32", "--ui", "none", "--artifact-dir"]);
+        command.arg(util::target_dir().join("conformance/aiperf"));
+        Some(command)
+    } else if util::succeeds("oha", &["--version"]) {
+        let mut command = Command::new("oha");
+        command.args(["-n", "200", "-c", "16", "-m", "POST", "--no-tui", "-d", body]);
+        command.args(["-H", "content-type: application/json"]);
+        command.arg(format!("{url}/v1/chat/completions"));
+        Some(command)
+    } else {
+        None
+    };
+    Tool { name, install, command }
+}
