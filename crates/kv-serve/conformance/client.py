@@ -97,7 +97,8 @@ def json_schema():
         "required": ["where", "calm"],
         "additionalProperties": False,
     }
-    form = {"type": "json_schema", "json_schema": {"name": "place", "schema": schema, "strict": True}}
+    named = {"name": "place", "schema": schema, "strict": True}
+    form = {"type": "json_schema", "json_schema": named}
     value = json.loads(ask(SEA, max_tokens=80, response_format=form).choices[0].message.content)
     assert value["where"] in ("sea", "sand") and isinstance(value["calm"], bool)
 
@@ -129,7 +130,8 @@ def completions():
 
 
 def contexts():
-    body = {"name": "of-the-client", "text": STORY.split("Question")[0], "kv": {"policy": "keydiff"}}
+    text = STORY.split("Question")[0]
+    body = {"name": "of-the-client", "text": text, "kv": {"policy": "keydiff", "decode": False}}
     client.post("/kv/contexts", body=body, cast_to=object)
     answer = ask(
         "Question" + STORY.split("Question")[1],
@@ -151,8 +153,8 @@ def errors():
     error = raises(openai.BadRequestError, max_tokens=1_000_000)
     assert error.param == "max_tokens" and error.type == "invalid_request_error"
     assert raises(openai.BadRequestError, temperature=7).param == "temperature"
-    assert raises(openai.BadRequestError, extra_body={"kv": {"policy": "snapvk"}}).param == "kv.policy"
-    assert raises(openai.BadRequestError, extra_body={"nothing": 1}).param == "nothing"
+    for body, param in [({"kv": {"policy": "snapvk"}}, "kv.policy"), ({"nothing": 1}, "nothing")]:
+        assert raises(openai.BadRequestError, extra_body=body).param == param
     assert raises(openai.BadRequestError, content=SEA * 3000).code == "context_length_exceeded"
     try:
         client.models.retrieve("other")
@@ -179,8 +181,8 @@ def vanish():
 def main():
     wrong = 0
     cases = [
-        models, chat, policies, stream, stream_helper, choices_and_seeds, logprobs, stops, json_schema,
-        tools, completions, contexts, errors, many_at_once, vanish,
+        models, chat, policies, stream, stream_helper, choices_and_seeds, logprobs, stops,
+        json_schema, tools, completions, contexts, errors, many_at_once, vanish,
     ]
     for case in cases:
         try:

@@ -140,7 +140,8 @@ mod tests {
     #[test]
     fn the_command_line_parses() {
         let args = |line: &str| Args::try_parse_from(line.split(' '));
-        let parsed = args("kv-serve --cache-bytes 1GiB --api-key a,b --request-timeout 2s").unwrap();
+        let parsed =
+            args("kv-serve --cache-bytes 1GiB --api-key a,b --request-timeout 2s").unwrap();
         assert_eq!((parsed.cache_bytes.as_u64(), parsed.api_key.len()), (1 << 30, 2));
         assert_eq!((parsed.model.as_str(), parsed.port), ("needle-1m", 8000));
         assert_eq!(parsed.request_timeout, Duration::from_secs(2));

@@ -37,7 +37,8 @@ struct Answer {
 impl Metrics {
     pub(crate) fn new(engine: Engine) -> Self {
         let seconds = |start| Histogram::new(exponential_buckets(start, 2.0, 18));
-        let (first_token, between_tokens, whole) = (seconds(0.001), seconds(0.000_5), seconds(0.01));
+        let (first_token, between_tokens, whole) =
+            (seconds(0.001), seconds(0.000_5), seconds(0.01));
         let (answers, kept, seen) =
             (Family::<Answer, Counter>::default(), Counter::default(), Counter::default());
         let mut all = Registry::default();

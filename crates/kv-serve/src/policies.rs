@@ -76,7 +76,8 @@ impl Policies {
         };
         if let Some(budget) = config.get("budget") {
             let parsed: Result<Budget, _> = serde_json::from_value(budget.clone());
-            let budget = parsed.map_err(|error| ApiError::invalid("kv.budget", error.to_string()))?;
+            let budget =
+                parsed.map_err(|error| ApiError::invalid("kv.budget", error.to_string()))?;
             let checked = budget.validate();
             checked.map_err(|error| ApiError::invalid("kv.budget", error.to_string()))?;
         }

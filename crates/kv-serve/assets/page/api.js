@@ -25,8 +25,8 @@ export async function get(path) {
 }
 
 /**
- * Streams a chat. Calls `begun(jobs)` with the engine's numbers of its jobs, then `event(chunk)` for
- * each event.
+ * Streams a chat. Calls `begun(jobs)` with the engine's numbers of its jobs, then `event(chunk)`
+ * for each event.
  */
 export async function stream(body, signal, begun, event) {
   const response = await send("/v1/chat/completions", {

@@ -23,9 +23,9 @@ pub(crate) async fn check(
     let keys = &app.settings.api_keys;
     if !keys.is_empty() {
         let header = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let key = header.and_then(|value| value.split_once(' ')).and_then(|(scheme, key)| {
-            scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
-        });
+        let key = header
+            .and_then(|value| value.split_once(' '))
+            .and_then(|(scheme, key)| scheme.eq_ignore_ascii_case("bearer").then(|| key.trim()));
         let key = key.ok_or_else(|| {
             ApiError::unauthorized("an API key was expected: `Authorization: Bearer KEY`")
         })?;

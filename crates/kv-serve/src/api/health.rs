@@ -25,11 +25,7 @@ pub(crate) struct Health {
 #[utoipa::path(get, path = "/health", tag = "server",
     responses((status = 200, body = Health)))]
 pub(crate) async fn alive(State(app): State<Arc<App>>) -> Json<Health> {
-    Json(Health {
-        status: "ok",
-        model: app.name.clone(),
-        device: app.engine.card().device.clone(),
-    })
+    Json(Health { status: "ok", model: app.name.clone(), device: app.engine.card().device.clone() })
 }
 
 /// Whether requests are taken.

@@ -13,7 +13,10 @@ use crate::protocol::tools::{Tool, ToolChoice, ToolMode, Tools};
 
 /// A body of `/v1/chat/completions`.
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it stands in the API's document alone: `prepare` reads the two parts")]
+#[expect(
+    dead_code,
+    reason = "it stands in the API's document alone: `prepare` reads the two parts"
+)]
 pub(crate) struct ChatRequest {
     #[serde(flatten)]
     own: ChatFields,
@@ -134,11 +137,8 @@ pub(crate) fn prepare(app: &App, mut object: Map<String, Value>) -> Result<Prepa
         }
         _ => None,
     };
-    let mut grammar = grammar::compile(
-        app,
-        own.response_format.as_ref(),
-        common.structured_outputs.as_ref(),
-    )?;
+    let mut grammar =
+        grammar::compile(app, own.response_format.as_ref(), common.structured_outputs.as_ref())?;
     if let Some(forced) = forced {
         if grammar.is_some() {
             let message = "a call that must be made goes with no other grammar";

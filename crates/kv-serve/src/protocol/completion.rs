@@ -15,7 +15,10 @@ const DEFAULT_TOKENS: usize = 16;
 
 /// A body of `/v1/completions`.
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it stands in the API's document alone: `prepare` reads the two parts")]
+#[expect(
+    dead_code,
+    reason = "it stands in the API's document alone: `prepare` reads the two parts"
+)]
 pub(crate) struct CompletionRequest {
     #[serde(flatten)]
     own: CompletionFields,

@@ -54,7 +54,8 @@ pub(crate) fn parse<T: DeserializeOwned>(object: Map<String, Value>) -> Result<T
             path if path == field || path.ends_with(&format!(".{field}")) => path.to_string(),
             path => format!("{path}.{field}"),
         };
-        let quoted = |start: &str| Some(message.strip_prefix(start)?.split('`').next()?.to_string());
+        let quoted =
+            |start: &str| Some(message.strip_prefix(start)?.split('`').next()?.to_string());
         if let Some(field) = quoted("unknown field `") {
             let field = within(&field);
             let message = format!("`{field}` is not supported by this server");

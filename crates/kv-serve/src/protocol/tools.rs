@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 
 use crate::error::{ApiError, Result};
 use crate::protocol::answer::{Called, ToolCall};
-use crate::shapers::GrammarSource;
+use crate::shapers::{GrammarSource, with_little_space};
 
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
@@ -165,10 +165,10 @@ impl Tools {
         };
         let key = self.form.arguments();
         let call = |function: &Function| {
-            let arguments = function.parameters.clone().map_or_else(
-                || json!({"type": "object"}),
-                Value::Object,
-            );
+            let arguments = function
+                .parameters
+                .clone()
+                .map_or_else(|| json!({"type": "object"}), Value::Object);
             json!({
                 "type": "object",
                 "properties": {"name": {"const": function.name}, key: arguments},
@@ -184,7 +184,8 @@ impl Tools {
         Ok(Some(match self.form {
             Form::Bare => GrammarSource::Json(schema),
             Form::Tagged => GrammarSource::Lark(format!(
-                "start: \"{OPEN}\\n\" call \"\\n{CLOSE}\"\ncall: %json {schema}\n"
+                "start: \"{OPEN}\\n\" call \"\\n{CLOSE}\"\ncall: %json {}\n",
+                with_little_space(schema)
             )),
         }))
     }
@@ -326,7 +327,8 @@ mod tests {
         let text = "So: <tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>\n\
                     <tool_call>{\"name\": \"sea\", \"arguments\": {\"a\": 1}}";
         assert_eq!(read(Form::Tagged, text), ("So: ".into(), vec![call("add"), call("sea")]));
-        let text = r#"{"name": "add", "parameters": {"a": 1}}; {"name":"sea","parameters":{"a":1}}"#;
+        let text =
+            r#"{"name": "add", "parameters": {"a": 1}}; {"name":"sea","parameters":{"a":1}}"#;
         assert_eq!(read(Form::Bare, text), (String::new(), vec![call("add"), call("sea")]));
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kv_models::{LogitsShaper, ModelCard, Tokenizer};
 use llguidance::api::TopLevelGrammar;
 use llguidance::{Matcher, ParserFactory, token_bytes_from_tokenizer_json};
-use serde_json::Value;
+use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
 /// What a text must follow.
@@ -54,7 +54,9 @@ impl Grammars {
     /// What is wrong with it.
     pub(crate) fn compile(&self, source: &GrammarSource) -> Result<Grammar, String> {
         let grammar = match source {
-            GrammarSource::Json(schema) => TopLevelGrammar::from_json_schema(schema.clone()),
+            GrammarSource::Json(schema) => {
+                TopLevelGrammar::from_json_schema(with_little_space(schema.clone()))
+            }
             GrammarSource::Regex(regex) => TopLevelGrammar::from_regex(regex),
             GrammarSource::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
         };
@@ -71,6 +73,15 @@ impl Grammars {
         let bytes = known.then(|| self.trie.token(token))?;
         (!bytes.is_empty() && bytes[0] != TokTrie::SPECIAL_TOKEN_MARKER).then_some(bytes)
     }
+}
+
+/// A schema whose JSON has at most one space between its parts. Small models that may write any
+/// number of line feeds write nothing else.
+pub(crate) fn with_little_space(mut schema: Value) -> Value {
+    if let Some(map) = schema.as_object_mut() {
+        map.entry("x-guidance").or_insert_with(|| json!({"whitespace_pattern": " ?"}));
+    }
+    schema
 }
 
 /// The bytes of all tokens. llguidance panics at vocabularies that it does not know.

@@ -11,7 +11,7 @@ mod penalties;
 use kv_models::LogitsShaper;
 
 pub(crate) use bias::Bias;
-pub(crate) use grammar::{Grammar, GrammarSource, Grammars};
+pub(crate) use grammar::{Grammar, GrammarSource, Grammars, with_little_space};
 pub(crate) use penalties::Penalties;
 
 /// Several shapers, one behind the other. The grammar comes last, so that no bias allows what it

@@ -67,8 +67,7 @@ async fn clients_that_vanish_cancel_their_jobs() {
     let options = EngineOptions { rows: 2, ..EngineOptions::default() };
     let server = bound(options, settings()).await;
     for stream in [true, false] {
-        let clients: Vec<TcpStream> =
-            (0..6).map(|_| send(server.address, &long(stream))).collect();
+        let clients: Vec<TcpStream> = (0..6).map(|_| send(server.address, &long(stream))).collect();
         let begun = Instant::now();
         while server.engine.load().running == 0 {
             assert!(begun.elapsed() < Duration::from_secs(30));

@@ -40,14 +40,17 @@ async fn a_context_is_compressed_once_for_many_questions() {
         EngineOptions { contexts: Some(folder.path().into()), ..EngineOptions::default() };
     let server = router(engine(options.clone()), settings());
     let (document, asked) = question().split_at(question().find("Question").unwrap()).into_owned();
-    let body = json!({"name": "story", "text": document, "kv": {"policy": "keydiff", "budget": 0.7}});
+    let body = json!({"name": "story", "text": document, "kv": {"policy": "keydiff", "decode": false, "budget": 0.7}});
     let (status, context) = post(&server, "/v1/kv/contexts", body.clone()).await;
     assert_eq!(status.as_u16(), 201, "{context}");
     assert_eq!((&context["name"], &context["saved"]), (&json!("story"), &json!(false)));
     assert!(context["kv_bytes"].as_u64() < context["kv_full_bytes"].as_u64(), "{context}");
     for _ in 0..2 {
         let answer = good(&server, CHAT, chat(&asked, json!({"kv": {"context": "story"}}))).await;
-        assert_eq!(answer["choices"][0]["message"]["content"].as_str().unwrap().len(), NUMBER.len());
+        assert_eq!(
+            answer["choices"][0]["message"]["content"].as_str().unwrap().len(),
+            NUMBER.len()
+        );
         let usage = &answer["usage"];
         assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], context["tokens"], "{usage}");
     }
@@ -129,7 +132,8 @@ async fn running_requests_are_shown() {
     while !asked.is_finished() {
         let (_, live) = get(&server, "/v1/kv/requests").await;
         let first = live["requests"][0].clone();
-        if let Some(job) = first["job"].as_u64().filter(|_| first["new_tokens"].as_u64() > Some(3)) {
+        if let Some(job) = first["job"].as_u64().filter(|_| first["new_tokens"].as_u64() > Some(3))
+        {
             let (status, picture) = get(&server, &format!("/v1/kv/requests/{job}")).await;
             if status.is_success() {
                 seen = Some((first, picture));
@@ -159,7 +163,12 @@ async fn metrics_count() {
     let (_, metrics) = text(&server, request(Method::GET, "/metrics", None)).await;
     let value = |name: &str| -> f64 {
         let line = metrics.lines().find(|line| line.starts_with(&format!("{name} ")));
-        line.unwrap_or_else(|| panic!("{name}: {metrics}")).rsplit(' ').next().unwrap().parse().unwrap()
+        line.unwrap_or_else(|| panic!("{name}: {metrics}"))
+            .rsplit(' ')
+            .next()
+            .unwrap()
+            .parse()
+            .unwrap()
     };
     assert_eq!(value("kv_serve_jobs_submitted_total"), 1.0);
     assert_eq!(value("kv_serve_new_tokens_total"), 5.0);
@@ -167,10 +176,13 @@ async fn metrics_count() {
     assert_eq!(value("kv_serve_inter_token_latency_seconds_count"), 4.0);
     assert_eq!(value("kv_serve_request_duration_seconds_count"), 1.0);
     assert!(value("kv_serve_kv_tokens_kept_total") < value("kv_serve_kv_tokens_seen_total"));
-    for name in ["vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:kv_cache_usage_perc"] {
+    for name in
+        ["vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:kv_cache_usage_perc"]
+    {
         assert_eq!(value(name), 0.0);
     }
-    for name in ["replayed_steps", "launched_steps", "recordings", "jobs_refused", "jobs_cancelled"] {
+    for name in ["replayed_steps", "launched_steps", "recordings", "jobs_refused", "jobs_cancelled"]
+    {
         value(&format!("kv_serve_{name}_total"));
     }
     let answers = r#"kv_serve_http_responses_total{route="/v1/chat/completions",status="400"} 1"#;
@@ -184,9 +196,18 @@ async fn the_document_is_valid_and_lists_all_routes() {
     let document = oas3::from_json(&text).unwrap();
     let paths = document.paths.unwrap();
     for path in [
-        "/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/kv/contexts",
-        "/v1/kv/contexts/{name}", "/v1/kv/contexts/{name}/save", "/v1/kv/requests",
-        "/v1/kv/requests/{job}", "/v1/kv/policies", "/health", "/ready", "/metrics",
+        "/v1/models",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/kv/contexts",
+        "/v1/kv/contexts/{name}",
+        "/v1/kv/contexts/{name}/save",
+        "/v1/kv/requests",
+        "/v1/kv/requests/{job}",
+        "/v1/kv/policies",
+        "/health",
+        "/ready",
+        "/metrics",
     ] {
         assert!(paths.contains_key(path), "{path}");
     }

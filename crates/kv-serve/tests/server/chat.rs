@@ -33,7 +33,10 @@ async fn a_chat_is_answered_and_says_what_it_took() {
     assert_eq!(answer["choices"][0]["message"]["content"], NUMBER);
     assert_eq!(answer["choices"][0]["message"]["role"], "assistant");
     assert_eq!(answer["choices"][0]["finish_reason"], "length");
-    assert_eq!((&answer["object"], &answer["model"]), (&json!("chat.completion"), &json!("needle-1m")));
+    assert_eq!(
+        (&answer["object"], &answer["model"]),
+        (&json!("chat.completion"), &json!("needle-1m"))
+    );
     let usage = &answer["usage"];
     let number = |key: &str| usage[key].as_f64().unwrap();
     assert_eq!(number("completion_tokens"), 5.0);
@@ -54,9 +57,13 @@ async fn a_stream_says_the_same_in_pieces() {
     assert_eq!(last["usage"]["completion_tokens"], 24);
     assert_eq!(events[0]["choices"][0]["delta"]["role"], "assistant");
     assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "length");
-    let text: String = events.iter().filter_map(|e| e["choices"][0]["delta"]["content"].as_str()).collect();
+    let text: String =
+        events.iter().filter_map(|e| e["choices"][0]["delta"]["content"].as_str()).collect();
     for event in events {
-        assert_eq!((&event["object"], &event["id"]), (&json!("chat.completion.chunk"), &events[0]["id"]));
+        assert_eq!(
+            (&event["object"], &event["id"]),
+            (&json!("chat.completion.chunk"), &events[0]["id"])
+        );
         assert!(event.get("usage").is_none());
     }
     let mut body = chat("The sea was", options);
@@ -122,8 +129,10 @@ async fn stops_and_characters_are_never_cut() {
     assert_eq!(answer["choices"][0]["message"]["content"], "21");
     assert_eq!(answer["choices"][0]["finish_reason"], "stop");
     let events = stream(&server, CHAT, chat(&question(), json!({"stop": ["x", "963"]}))).await;
-    let shown: Vec<&str> =
-        events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect();
+    let shown: Vec<&str> = events
+        .iter()
+        .filter_map(|event| event["choices"][0]["delta"]["content"].as_str())
+        .collect();
     assert_eq!(shown.concat(), "21");
     // At a high temperature the model writes single bytes of characters.
     for seed in 0..8 {
@@ -156,7 +165,8 @@ async fn sampling_follows_its_fields() {
     }
     assert_eq!(say(json!({"max_tokens": 12, "top_k": -1, "top_p": 1.0})).await, greedy);
     // Token 0 ends a text, which no other token may here.
-    let bias: serde_json::Map<String, Value> = [(0u32, 100)].iter().map(|(t, b)| (t.to_string(), json!(b))).collect();
+    let bias: serde_json::Map<String, Value> =
+        [(0u32, 100)].iter().map(|(t, b)| (t.to_string(), json!(b))).collect();
     let ended = good(&server, CHAT, chat("The sea was", json!({"logit_bias": bias}))).await;
     assert_eq!(ended["choices"][0]["finish_reason"], "stop");
     assert_eq!(ended["usage"]["completion_tokens"], 0);
@@ -177,13 +187,17 @@ async fn sampling_follows_its_fields() {
 async fn tools_are_told_forced_and_read() {
     for tagged in [true, false] {
         let server = with_tools(tagged);
-        for choice in [json!("required"), json!({"type": "function", "function": {"name": "note"}})] {
+        for choice in [json!("required"), json!({"type": "function", "function": {"name": "note"}})]
+        {
             let more = json!({"tools": [tool()], "tool_choice": choice, "max_tokens": 60});
             let answer = good(&server, CHAT, chat("The sea", more.clone())).await;
             let own = &answer["choices"][0];
             assert_eq!(own["finish_reason"], "tool_calls", "{answer}");
             let call = &own["message"]["tool_calls"][0];
-            assert_eq!((&call["type"], &call["function"]["name"]), (&json!("function"), &json!("note")));
+            assert_eq!(
+                (&call["type"], &call["function"]["name"]),
+                (&json!("function"), &json!("note"))
+            );
             let arguments = call["function"]["arguments"].as_str().unwrap();
             let arguments: Value = serde_json::from_str(arguments).unwrap();
             assert!(["sea", "sand"].contains(&arguments["note"].as_str().unwrap()));
@@ -214,7 +228,8 @@ async fn tools_are_told_forced_and_read() {
     // The template of a model without one takes no tools.
     let error = bad(&server(), CHAT, chat("The sea", json!({"tools": [tool()]})), 400).await;
     assert_eq!(error["param"], "tools");
-    let error = bad(&server(), CHAT, chat("The sea", json!({"tool_choice": "required"})), 400).await;
+    let error =
+        bad(&server(), CHAT, chat("The sea", json!({"tool_choice": "required"})), 400).await;
     assert_eq!(error["param"], "tool_choice");
 }
 
@@ -236,7 +251,10 @@ async fn contents_may_have_parts() {
 async fn models_are_listed() {
     let server = server();
     let (_, models) = get(&server, "/v1/models").await;
-    assert_eq!((&models["data"][0]["id"], &models["object"]), (&json!("needle-1m"), &json!("list")));
+    assert_eq!(
+        (&models["data"][0]["id"], &models["object"]),
+        (&json!("needle-1m"), &json!("list"))
+    );
     let (_, model) = get(&server, "/v1/models/needle-1m").await;
     assert_eq!(model["max_model_len"], 2048);
     let (status, answer) = get(&server, "/v1/models/org/other").await;

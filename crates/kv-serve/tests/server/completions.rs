@@ -14,13 +14,19 @@ fn body(more: Value) -> Value {
 async fn a_prompt_goes_on() {
     let server = server();
     let answer = good(&server, TEXT, body(json!({}))).await;
-    assert_eq!((&answer["choices"][0]["text"], &answer["object"]), (&json!(NUMBER), &json!("text_completion")));
-    let events = stream(&server, TEXT, body(json!({"stream_options": {"include_usage": true}}))).await;
+    assert_eq!(
+        (&answer["choices"][0]["text"], &answer["object"]),
+        (&json!(NUMBER), &json!("text_completion"))
+    );
+    let events =
+        stream(&server, TEXT, body(json!({"stream_options": {"include_usage": true}}))).await;
     let text: String = events.iter().filter_map(|e| e["choices"][0]["text"].as_str()).collect();
     assert_eq!(text, NUMBER);
     assert_eq!(events.last().unwrap()["usage"]["completion_tokens"], 5);
     // Without a number, 16 tokens.
-    let answer = good(&server, TEXT, json!({"prompt": "The sea", "temperature": 0, "ignore_eos": true})).await;
+    let answer =
+        good(&server, TEXT, json!({"prompt": "The sea", "temperature": 0, "ignore_eos": true}))
+            .await;
     assert_eq!(answer["usage"]["completion_tokens"], 16);
 }
 
@@ -60,7 +66,9 @@ async fn echo_and_log_probabilities() {
 #[tokio::test]
 async fn prompts_that_are_none() {
     let server = server();
-    for prompt in [json!(""), json!([]), json!([""]), json!([[]]), json!(3), json!([1, "x"]), json!([99999])] {
+    for prompt in
+        [json!(""), json!([]), json!([""]), json!([[]]), json!(3), json!([1, "x"]), json!([99999])]
+    {
         bad(&server, TEXT, body(json!({"prompt": prompt})), 400).await;
     }
     let error = bad(&server, TEXT, json!({}), 400).await;

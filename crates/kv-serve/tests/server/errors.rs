@@ -14,9 +14,23 @@ use tower::ServiceExt;
 async fn each_field_that_is_not_honoured_is_refused_by_name() {
     let server = server();
     for field in [
-        "audio", "functions", "function_call", "metadata", "modalities", "prediction",
-        "reasoning_effort", "service_tier", "store", "verbosity", "web_search_options", "best_of",
-        "suffix", "prompt_cache_key", "safety_identifier", "min_tokens", "anything",
+        "audio",
+        "functions",
+        "function_call",
+        "metadata",
+        "modalities",
+        "prediction",
+        "reasoning_effort",
+        "service_tier",
+        "store",
+        "verbosity",
+        "web_search_options",
+        "best_of",
+        "suffix",
+        "prompt_cache_key",
+        "safety_identifier",
+        "min_tokens",
+        "anything",
     ] {
         for path in [CHAT, TEXT] {
             let mut body = chat("x", json!({}));
@@ -25,7 +39,10 @@ async fn each_field_that_is_not_honoured_is_refused_by_name() {
             }
             body[field] = json!(1);
             let error = bad(&server, path, body, 400).await;
-            assert_eq!((&error["param"], &error["code"]), (&json!(field), &json!("unsupported_parameter")));
+            assert_eq!(
+                (&error["param"], &error["code"]),
+                (&json!(field), &json!("unsupported_parameter"))
+            );
         }
     }
     for (path, body, field) in [
@@ -119,19 +136,26 @@ async fn prompts_that_do_not_fit() {
     let server = server();
     let long = "The sea was calm. ".repeat(600);
     let error = bad(&server, CHAT, chat(&long, json!({})), 400).await;
-    assert_eq!((&error["code"], &error["param"]), (&json!("context_length_exceeded"), &json!("messages")));
+    assert_eq!(
+        (&error["code"], &error["param"]),
+        (&json!("context_length_exceeded"), &json!("messages"))
+    );
     let error = bad(&server, TEXT, json!({"prompt": long}), 400).await;
     assert_eq!(error["param"], "prompt");
     let most = "The sea was calm. ".repeat(280);
     let error = bad(&server, CHAT, chat(&most, json!({"max_tokens": 1000})), 400).await;
-    assert_eq!((&error["code"], &error["param"]), (&json!("context_length_exceeded"), &json!("max_tokens")));
+    assert_eq!(
+        (&error["code"], &error["param"]),
+        (&json!("context_length_exceeded"), &json!("max_tokens"))
+    );
 }
 
 #[tokio::test]
 async fn bodies_that_are_no_requests() {
     let server = server();
     let raw = |kind: &str, body: &str| {
-        let builder = Request::builder().method(Method::POST).uri(CHAT).header("content-type", kind);
+        let builder =
+            Request::builder().method(Method::POST).uri(CHAT).header("content-type", kind);
         builder.body(Body::from(body.to_string())).unwrap()
     };
     for body in ["", "{", "[]", "3", "null", "{\"messages\": [}", "\u{0}"] {

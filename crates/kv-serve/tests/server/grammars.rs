@@ -52,7 +52,10 @@ async fn answers_follow_other_grammars() {
             "seed": 5});
         said(&good(&server, CHAT, chat("The sea", more)).await)
     };
-    assert!(["calm", "\"wild\" é"].contains(&say(json!({"choice": ["calm", "\"wild\" é"]})).await.as_str()));
+    assert!(
+        ["calm", "\"wild\" é"]
+            .contains(&say(json!({"choice": ["calm", "\"wild\" é"]})).await.as_str())
+    );
     let number = say(json!({"regex": "[1-9][0-9]{3}-[a-c]"})).await;
     assert!(number.len() == 6 && number.ends_with(['a', 'b', 'c']), "{number}");
     let lark = "start: \"a boat\" (\" and a boat\"){2}";
@@ -85,8 +88,11 @@ async fn wrong_grammars_are_named() {
         (json!({"structured_outputs": {"choice": []}}), "structured_outputs.choice"),
         (json!({"structured_outputs": {}}), "structured_outputs"),
         (json!({"structured_outputs": {"regex": "a", "choice": ["b"]}}), "structured_outputs"),
-        (json!({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}),
-            "structured_outputs.regex"),
+        (
+            json!({"structured_outputs": {"regex": "a"},
+                "response_format": {"type": "json_object"}}),
+            "structured_outputs.regex",
+        ),
     ] {
         let error = bad(&server, CHAT, chat("x", more.clone()), 400).await;
         assert!(error["param"].as_str().unwrap().starts_with(param), "{more}: {error}");

@@ -24,7 +24,9 @@ async fn keys_guard_the_api() {
         }
         builder.body(Body::empty()).unwrap()
     };
-    for key in [None, Some("Bearer wrong"), Some("Bearer first-ke"), Some("Basic first-key"), Some("")] {
+    for key in
+        [None, Some("Bearer wrong"), Some("Bearer first-ke"), Some("Basic first-key"), Some("")]
+    {
         for path in ["/v1/models", "/v1/kv/requests", "/v1/kv/contexts", "/v1/kv/policies"] {
             let (status, answer) = json_of(&server, with(key, path)).await;
             assert_eq!(status.as_u16(), 401, "{key:?} {path}");
@@ -61,9 +63,8 @@ async fn pages_of_other_origins_are_shut_out_unless_named() {
         header.map(|value| value.to_str().unwrap().to_string())
     };
     assert_eq!(allowed(&server(), Method::GET).await, None);
-    let with = |origin: &str| {
-        router(shared(), Settings { cors: vec![origin.to_string()], ..settings() })
-    };
+    let with =
+        |origin: &str| router(shared(), Settings { cors: vec![origin.to_string()], ..settings() });
     let named = with("https://example.org");
     assert_eq!(allowed(&named, Method::GET).await.as_deref(), Some("https://example.org"));
     assert_eq!(allowed(&named, Method::OPTIONS).await.as_deref(), Some("https://example.org"));

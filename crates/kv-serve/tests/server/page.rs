@@ -69,7 +69,8 @@ async fn the_page_works_in_a_browser() {
     let Some(browser) = browser() else { return };
     // The page as it is, with a script that does what a user does.
     let page = include_str!("../../assets/page/index.html");
-    let page = page.replace("</head>", "<script type=\"module\" src=\"/drive.js\"></script></head>");
+    let page =
+        page.replace("</head>", "<script type=\"module\" src=\"/drive.js\"></script></head>");
     let script = || async { ([(header::CONTENT_TYPE, "text/javascript")], DRIVE) };
     let app = Router::new()
         .route("/driven", get(move || async move { axum::response::Html(page) }))
