@@ -3,11 +3,15 @@
 use axum::Router;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
+use serde_json::{Map, Value, json};
 use utoipa::OpenApi;
 use utoipa::openapi::OpenApi as Finished;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 
 use crate::protocol::answer::ChatChunk;
+
+/// Bodies that are documented in two parts.
+const DIVIDED: [&str; 2] = ["ChatRequest", "CompletionRequest"];
 
 /// The document's head; the routes add themselves.
 #[derive(OpenApi)]
@@ -31,10 +35,38 @@ pub(crate) fn finished(mut document: Finished) -> Finished {
 
 /// The route of the document, which does not change.
 pub(crate) fn route<S: Clone + Send + Sync + 'static>(document: &Finished) -> Router<S> {
-    let json = document.to_json().unwrap_or_default();
+    let mut document = json!(document);
+    for name in DIVIDED {
+        join(&mut document, name);
+    }
+    // axum's word for a parameter that may have slashes.
+    let json = document.to_string().replace("{*", "{");
     let serve = move || {
         let json = json.clone();
         async move { ([(CONTENT_TYPE, "application/json")], json) }
     };
     Router::new().route("/openapi.json", get(serve))
+}
+
+/// Makes one object of a schema's parts: each refuses the other's fields, so that nothing would
+/// match both.
+fn join(document: &mut Value, name: &str) {
+    let schemas = &document["components"]["schemas"];
+    let parts = schemas[name]["allOf"].as_array().cloned().unwrap_or_default();
+    let (mut properties, mut required) = (Map::new(), Vec::new());
+    for part in &parts {
+        let target = part["$ref"].as_str().and_then(|path| document.pointer(path.get(1..)?));
+        let part = target.unwrap_or(part);
+        properties.extend(part["properties"].as_object().cloned().unwrap_or_default());
+        required.extend(part["required"].as_array().cloned().unwrap_or_default());
+    }
+    let schema = &mut document["components"]["schemas"][name];
+    let description = schema["description"].clone();
+    *schema = json!({
+        "type": "object",
+        "description": description,
+        "properties": properties,
+        "required": required,
+        "additionalProperties": false,
+    });
 }

@@ -17,6 +17,9 @@ const MOST_LOGPROBS: usize = 20;
 /// The most stop strings, and the most bytes of one.
 const MOST_STOPS: (usize, usize) = (16, 1024);
 
+/// The lowest temperature that is not 0, and the lowest share of probability.
+const COLDEST: f64 = 1e-5;
+
 /// Fields of completions and of chats.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -47,7 +50,7 @@ pub(crate) struct Common {
     pub(crate) min_p: Option<f64>,
     /// Divides positive logits of tokens that are in the prompt or were generated. Not among
     /// OpenAI's fields.
-    #[schema(exclusive_minimum = 0)]
+    #[schema(minimum = 0.01, maximum = 100)]
     pub(crate) repetition_penalty: Option<f64>,
     /// Taken from a token's logit for each time that it was generated.
     #[schema(minimum = -2, maximum = 2)]
@@ -226,12 +229,19 @@ impl Common {
         };
         let temperature = self.temperature.unwrap_or(1.0);
         in_range("temperature", temperature, 0.0..=2.0)?;
+        let repetition_penalty = self.repetition_penalty.unwrap_or(1.0);
+        // Logits beyond these are no numbers any more.
+        in_range("repetition_penalty", repetition_penalty, 0.01..=100.0)?;
         let sampling = Sampling {
-            repetition_penalty: self.repetition_penalty.unwrap_or(1.0),
-            temperature,
+            repetition_penalty,
+            // Nearly 0 is 0: a device divides in f32.
+            temperature: if temperature < COLDEST { 0.0 } else { temperature },
             top_k,
             // The neutral values cost a pass over the vocabulary.
-            top_p: self.top_p.filter(|p| *p != 1.0),
+            top_p: self
+                .top_p
+                .filter(|p| *p != 1.0)
+                .map(|p| if p > 0.0 { p.max(COLDEST) } else { p }),
             min_p: self.min_p.filter(|p| *p != 0.0),
             seed: 0,
         };

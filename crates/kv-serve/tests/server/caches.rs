@@ -197,6 +197,7 @@ async fn the_document_is_valid_and_lists_all_routes() {
     let paths = document.paths.unwrap();
     for path in [
         "/v1/models",
+        "/v1/models/{id}",
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/kv/contexts",

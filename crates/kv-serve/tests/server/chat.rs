@@ -158,7 +158,12 @@ async fn sampling_follows_its_fields() {
     let greedy = say(json!({"max_tokens": 12})).await;
     let drawn = json!({"max_tokens": 12, "temperature": 1.5, "seed": 3});
     assert_ne!(say(drawn.clone()).await, greedy);
-    for one in [json!({"top_k": 1}), json!({"top_p": 1e-6}), json!({"min_p": 1.0})] {
+    for one in [
+        json!({"top_k": 1}),
+        json!({"top_p": 5e-324}),
+        json!({"temperature": 5e-324}),
+        json!({"min_p": 1.0}),
+    ] {
         let mut more = drawn.clone();
         more.as_object_mut().unwrap().extend(one.as_object().unwrap().clone());
         assert_eq!(say(more).await, greedy, "{one}");

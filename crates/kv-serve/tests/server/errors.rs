@@ -71,6 +71,7 @@ async fn values_out_of_range_name_their_field() {
         ("top_k", json!(-2)),
         ("min_p", json!(2)),
         ("repetition_penalty", json!(0)),
+        ("repetition_penalty", json!(5e-324)),
         ("frequency_penalty", json!(3)),
         ("presence_penalty", json!(-3)),
         ("n", json!(0)),

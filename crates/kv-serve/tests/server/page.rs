@@ -24,10 +24,13 @@ find("#policy").value = "snapkv";
 find("#budget").value = "0.5";
 find("#send").click();
 await until(() => find(".assistant .meta")?.textContent.includes("instead of"));
+document.documentElement.dataset.answer = find(".assistant .text").textContent;
+find("#clear").click();
 find("#prompt").value = "The sea was calm that day, and the old boat lay upon the sand. ";
-find("#most").value = 1500;
+find("#most").value = 1800;
 find("#temperature").value = 1;
 find("#send").click();
+await until(() => find(".assistant .text")?.textContent.length > 40);
 await until(() => find("#picture").dataset.kept && find("#requests .bar"));
 find("#stop").click();
 await until(() => !find("#send").disabled);
@@ -103,6 +106,7 @@ async fn the_page_works_in_a_browser() {
     let dom = opened.await.unwrap();
     serving.abort();
     assert!(dom.contains("data-driven=\"true\""), "{dom}");
-    assert!(dom.contains(NUMBER) && dom.contains("needle-1m on cpu"), "{dom}");
+    assert!(dom.contains(&format!("data-answer=\"{NUMBER}\"")), "{dom}");
+    assert!(dom.contains("needle-1m on cpu") && dom.contains(">stopped<"), "{dom}");
     assert!(dom.contains("data-kept=\"[[") && dom.contains("none is no budget"), "{dom}");
 }
