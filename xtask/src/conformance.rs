@@ -115,7 +115,7 @@ fn start(model: &str, scripts: &Path) -> Result<Server> {
     Ok(server)
 }
 
-fn tools(args: &Args, scripts: &Path, url: &str) -> [Tool; 4] {
+fn tools(args: &Args, scripts: &Path, url: &str) -> [Tool; 5] {
     let python = &args.python;
     let program = python.display().to_string();
     let has = |package: &str| util::succeeds(&program, &["-c", &format!("import {package}")]);
@@ -155,29 +155,38 @@ fn tools(args: &Args, scripts: &Path, url: &str) -> [Tool; 4] {
             install: "pip install schemathesis, and name its Python by --python",
             command: has("schemathesis").then(schemathesis),
         },
+        Tool {
+            name: "64 clients",
+            install: "install Python 3",
+            command: util::succeeds(&program, &["--version"]).then(|| {
+                let mut command = Command::new(python);
+                command.arg(scripts.join("load.py")).arg(url);
+                command
+            }),
+        },
         load(python, url, has("aiperf")),
     ]
 }
 
-/// Load: by aiperf, or by oha.
+/// Load: by oha, or by aiperf, which downloads its tokenizer's vocabulary once.
 fn load(python: &Path, url: &str, has_aiperf: bool) -> Tool {
     let name = "load";
-    let install = "pip install aiperf, and name its Python by --python; or cargo install oha";
+    let install = "cargo install oha; or pip install aiperf, and name its Python by --python";
     let body = r#"{"messages": [{"role": "user", "content": "The sea was calm."}],
         "max_tokens": 32}"#;
-    let command = if has_aiperf {
+    let command = if util::succeeds("oha", &["--version"]) {
+        let mut command = Command::new("oha");
+        command.args(["-n", "200", "-c", "16", "-m", "POST", "--no-tui", "-d", body]);
+        command.args(["-H", "content-type: application/json"]);
+        command.arg(format!("{url}/v1/chat/completions"));
+        Some(command)
+    } else if has_aiperf {
         let mut command = Command::new(python.with_file_name("aiperf"));
         command.args(["profile", "--model", "needle-1m", "--url", url, "--endpoint-type", "chat"]);
         command.args(["--streaming", "--tokenizer", "builtin", "--concurrency", "8"]);
         command.args(["--request-count", "64", "--synthetic-input-tokens-mean", "64"]);
         command.args(["--output-tokens-mean", "32", "--ui", "none", "--artifact-dir"]);
         command.arg(util::target_dir().join("conformance/aiperf"));
-        Some(command)
-    } else if util::succeeds("oha", &["--version"]) {
-        let mut command = Command::new("oha");
-        command.args(["-n", "200", "-c", "16", "-m", "POST", "--no-tui", "-d", body]);
-        command.args(["-H", "content-type: application/json"]);
-        command.arg(format!("{url}/v1/chat/completions"));
         Some(command)
     } else {
         None
