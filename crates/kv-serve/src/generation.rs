@@ -132,7 +132,7 @@ impl Generation {
     fn started(&mut self, choice: usize, started: &Started) -> Event {
         self.prompts[choice] = started.prompt_tokens;
         // A prompt counts once, however many choices it has.
-        if choice % self.choices == 0 {
+        if choice.is_multiple_of(self.choices) {
             self.usage.prompt_tokens += started.prompt_tokens;
             self.usage.prompt_tokens_details.cached_tokens += started.cached_tokens;
         }

@@ -98,6 +98,10 @@ pub(crate) fn compile_one(app: &App, param: &str, source: &GrammarSource) -> Res
 
 impl StructuredOutputs {
     fn source(&self) -> Result<(&'static str, GrammarSource)> {
+        if self.choice.as_ref().is_some_and(Vec::is_empty) {
+            let message = "there is no text to choose";
+            return Err(ApiError::invalid("structured_outputs.choice", message));
+        }
         let mut sources = [
             self.json.clone().map(|json| ("structured_outputs.json", GrammarSource::Json(json))),
             self.regex.clone().map(|r| ("structured_outputs.regex", GrammarSource::Regex(r))),

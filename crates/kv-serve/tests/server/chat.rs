@@ -194,7 +194,7 @@ async fn tools_are_told_forced_and_read() {
         let server = with_tools(tagged);
         for choice in [json!("required"), json!({"type": "function", "function": {"name": "note"}})]
         {
-            let more = json!({"tools": [tool()], "tool_choice": choice, "max_tokens": 60});
+            let more = json!({"tools": [tool()], "tool_choice": choice, "max_tokens": 100});
             let answer = good(&server, CHAT, chat("The sea", more.clone())).await;
             let own = &answer["choices"][0];
             assert_eq!(own["finish_reason"], "tool_calls", "{answer}");
