@@ -1,5 +1,7 @@
 //! Tests of the server, with the embedded model on the CPU.
 
+#![allow(clippy::unwrap_used)]
+
 mod abuse;
 mod caches;
 mod chat;

@@ -18,16 +18,24 @@ fn program(args: &[&str]) -> Command {
     command
 }
 
-fn started(args: &[&str]) -> Program {
-    let mut child = program(args).args(["--port", "0"]).spawn().unwrap();
-    let mut log = BufReader::new(child.stderr.take().unwrap());
-    loop {
+fn started(command: &mut Command) -> Program {
+    let mut child = command.args(["--port", "0"]).spawn().unwrap();
+    let log = BufReader::new(child.stderr.take().unwrap());
+    let mut program = Program { child, address: String::new(), log };
+    while program.address.is_empty() {
         let mut line = String::new();
-        assert!(log.read_line(&mut line).unwrap() > 0, "it ended");
+        assert!(program.log.read_line(&mut line).unwrap() > 0, "it ended");
         if let Some((_, rest)) = line.split_once("listening on http://") {
-            let address = rest.split(',').next().unwrap().trim().to_string();
-            return Program { child, address, log };
+            program.address = rest.split(',').next().unwrap().trim().to_string();
         }
+    }
+    program
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -45,7 +53,7 @@ impl Program {
 #[test]
 fn it_serves_until_it_is_told_to_end() {
     for signal in ["-TERM", "-INT"] {
-        let mut server = started(&["needle-1m"]);
+        let mut server = started(&mut program(&["needle-1m"]));
         assert!(server.get("/health").contains("needle-1m"));
         let pid = server.child.id().to_string();
         assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
@@ -58,14 +66,12 @@ fn it_serves_until_it_is_told_to_end() {
 
 #[test]
 fn two_servers_share_no_port() {
-    let mut first = started(&[]);
+    let first = started(&mut program(&[]));
     let port = first.address.rsplit(':').next().unwrap().to_string();
     let output = program(&["--port", &port]).output().unwrap();
     let log = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success());
     assert!(log.contains("cannot listen") && log.contains("--port"), "{log}");
-    first.child.kill().unwrap();
-    first.child.wait().unwrap();
 }
 
 #[test]
@@ -87,20 +93,7 @@ fn wrong_command_lines_say_what_is_wrong() {
 
 #[test]
 fn a_key_comes_from_the_environment() {
-    let mut command = program(&["--port", "0"]);
-    command.env("KV_SERVE_API_KEY", "one,two");
-    let mut child = command.spawn().unwrap();
-    let mut log = BufReader::new(child.stderr.take().unwrap());
-    let address = loop {
-        let mut line = String::new();
-        assert!(log.read_line(&mut line).unwrap() > 0);
-        if let Some((_, rest)) = line.split_once("listening on http://") {
-            break rest.split(',').next().unwrap().trim().to_string();
-        }
-    };
-    let server = Program { child, address, log };
+    let mut command = program(&[]);
+    let server = started(command.env("KV_SERVE_API_KEY", "one,two"));
     assert!(server.get("/v1/models").starts_with("HTTP/1.1 401"));
-    let Program { mut child, .. } = server;
-    child.kill().unwrap();
-    child.wait().unwrap();
 }
