@@ -43,7 +43,7 @@ pub async fn serve(
     let app = Arc::new(App::new(engine.clone(), settings));
     let (ending, mut ended) = watch::channel(false);
     let draining = Arc::clone(&app);
-    let drain = tokio::spawn(async move {
+    let mut drain = tokio::spawn(async move {
         end.await;
         tracing::info!("ending: running requests have {patience:?}");
         draining.drain();
@@ -55,16 +55,25 @@ pub async fn serve(
             Ok(Err(error)) => tracing::warn!("{error}"),
             Err(error) => tracing::warn!("{error}"),
         }
-        // Clients that do not read their answers hold nobody up for longer.
-        tokio::time::sleep(LAST_BYTES).await;
     });
     let server = axum::serve(listener, routes_of(app)).with_graceful_shutdown(async move {
         // The sender lives as long as the task, which ends behind the server.
         let _ = ended.wait_for(|ended| *ended).await;
     });
+    let mut serving = std::pin::pin!(server.into_future());
     tokio::select! {
-        served = server.into_future() => served.context("serving")?,
-        _ = drain => tracing::warn!("some clients have not read their answers"),
+        served = &mut serving => {
+            served.context("serving")?;
+            drain.await.context("ending")?;
+        }
+        drained = &mut drain => {
+            drained.context("ending")?;
+            // Clients that do not read their answers hold nobody up for longer.
+            match tokio::time::timeout(LAST_BYTES, serving).await {
+                Ok(served) => served.context("serving")?,
+                Err(_) => tracing::warn!("some clients have not read their answers"),
+            }
+        }
     }
     Ok(())
 }

@@ -68,9 +68,11 @@ async fn whole(mut generation: Generation, mut answer: Answer) -> Result<Respons
     }
     for own in &mut choices {
         let message = &mut own.message;
-        if message.tool_calls.is_empty() {
-            message.content.get_or_insert_default();
-        }
+        let is_silent = message.content.as_deref().is_none_or(str::is_empty);
+        message.content = match (is_silent, message.tool_calls.is_empty()) {
+            (true, false) => None,
+            _ => Some(message.content.take().unwrap_or_default()),
+        };
         // A call's index is of streams alone.
         message.tool_calls.iter_mut().for_each(|call| call.index = None);
     }
