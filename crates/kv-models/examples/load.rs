@@ -65,9 +65,9 @@ struct Args {
     /// GiB of all caches.
     #[arg(long, default_value_t = 1.0)]
     cache_gib: f64,
-    /// Tokens of prompts between two decode steps.
-    #[arg(long, default_value_t = 512)]
-    prefill_tokens: usize,
+    /// The share of the time that prompts may take while others decode.
+    #[arg(long, default_value_t = 0.5)]
+    prefill_share: f64,
     /// Seed of arrivals and prompts.
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -138,7 +138,7 @@ fn run(
         queue: args.requests + 1,
         bytes: (args.cache_gib * f64::from(1 << 30)) as usize,
         groups: 1,
-        prefill_tokens: args.prefill_tokens,
+        prefill_share: args.prefill_share,
         ..EngineOptions::default()
     };
     let engine = Engine::start(move || Model::load(&name, &device, dtype), options)?;
