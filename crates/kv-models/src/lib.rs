@@ -31,7 +31,7 @@ pub use error::{FisherError, HubError, ModelError, Result, WeightsError};
 pub use fisher::{Fisher, LayerFisher, TextWindows};
 pub use generate::{Event, Finish, Generated, GeneratedBatch, Request, generate, generate_from};
 pub use hub::resolve;
-pub use llama::{KvGradients, Llama, PrefillPass, Prefilled};
+pub use llama::{KvGradients, Llama, PrefillPass, Prefilled, PromptPrefix};
 pub use model::{Model, model_names};
 pub use output::TextOutput;
 pub use presets::{PRESETS, preset};

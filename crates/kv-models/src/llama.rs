@@ -9,6 +9,7 @@ mod load;
 mod matrices;
 mod plain;
 mod prefill;
+mod prefix;
 
 use std::sync::Arc;
 
@@ -20,6 +21,8 @@ use kv_kernels::{LinearOptions, RotaryTable, linear as linear_product};
 pub use gradients::KvGradients;
 pub use prefill::{PrefillPass, Prefilled};
 pub(crate) use prefill::{PrefillRun, PromptGroup};
+pub use prefix::PromptPrefix;
+pub(crate) use prefix::{PrefixLayer, SharedPrefix};
 
 use crate::rope::prompt_table;
 use crate::{ModelConfig, Result};

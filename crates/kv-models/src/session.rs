@@ -16,6 +16,7 @@ use kv_policies::{Policy, warn_of_remarks};
 pub use decoder::{ArenaKind, Decoder, StepCounts};
 pub use prefill::Prefilling;
 
+use crate::llama::SharedPrefix;
 use crate::rope::trained_context;
 use crate::{Model, ModelError, Result};
 
@@ -100,7 +101,7 @@ impl<'a> Session<'a> {
             if chosen.is_empty() {
                 continue;
             }
-            let mut prefilling = Prefilling::new(model, &chosen, prompts, seeds, new_tokens)?;
+            let mut prefilling = Prefilling::new(model, &chosen, prompts, seeds, new_tokens, None)?;
             while prefilling.layer()? {}
             let started = prefilling.finish()?;
             for (index, session) in group.into_iter().zip(started) {
@@ -121,9 +122,20 @@ impl<'a> Session<'a> {
         seed: u64,
         new_tokens: usize,
     ) -> Result<Prefilling<'a>> {
+        Self::begin_behind(model, policy, prompt, (seed, new_tokens), None)
+    }
+
+    /// [`Self::begin`] behind a beginning of the prompt whose keys and values are there already.
+    pub(crate) fn begin_behind(
+        model: &'a Model,
+        policy: Arc<dyn Policy>,
+        prompt: Vec<u32>,
+        (seed, new_tokens): (u64, usize),
+        prefix: Option<&SharedPrefix>,
+    ) -> Result<Prefilling<'a>> {
         let (policies, prompts, new_tokens) = ([policy], [prompt], [new_tokens]);
         check_start(model, &policies, &prompts, &new_tokens)?;
-        Prefilling::new(model, &policies, &prompts, &[seed], &new_tokens)
+        Prefilling::new(model, &policies, &prompts, &[seed], &new_tokens, prefix)
     }
 
     /// Whether this thread loaded the model and started the session.

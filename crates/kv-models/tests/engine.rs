@@ -144,9 +144,9 @@ fn jobs_that_come_and_go_get_what_they_get_alone() {
         let text = prompts(&model).concat().repeat(4);
         let cases = if tested.name == "cpu" { 24 } else { 3 };
         let mut runner = TestRunner::new(Config { cases, ..Config::default() });
-        let schedule = (proptest::collection::vec(plan(), 2..9), 1..5usize, 1..4usize, 1..300usize);
-        let ran = runner.run(&schedule, |(plans, rows, groups, prefill_tokens)| {
-            let options = EngineOptions { rows, groups, prefill_tokens, ..small() };
+        let schedule = (proptest::collection::vec(plan(), 2..9), 1..5usize, 1..4usize, 0.0..0.9f64);
+        let ran = runner.run(&schedule, |(plans, rows, groups, prefill_share)| {
+            let options = EngineOptions { rows, groups, prefill_share, ..small() };
             let engine = engine(&tested.device, options);
             let jobs: Vec<(Value, Request)> = plans
                 .iter()
@@ -326,6 +326,43 @@ fn contexts_are_compressed_once_and_survive_the_engine() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     let error = ask(&engine).failed.unwrap();
     assert!(matches!(error, JobError::UnknownContext { .. }), "{error}");
+}
+
+/// Prompts that begin alike share their beginning's keys and values, and get what they get alone.
+#[test]
+fn shared_prefixes_change_no_token() {
+    for tested in devices() {
+        let options = EngineOptions { prefix_bytes: 4 << 20, ..small() };
+        let engine = engine(&tested.device, options);
+        let model = embedded_in_f32(&tested);
+        let text = prompts(&model).concat();
+        let system = &text[..90];
+        let names = match tested.name {
+            "cpu" => &["full", "snapkv", "h2o", "longflow", "balancekv", "expected-attention"][..],
+            _ => &["snapkv", "h2o"][..],
+        };
+        for name in names {
+            let policy = json!({"policy": name, "budget": 0.4});
+            let mut cached = Vec::new();
+            for (from, count) in [(100, 70), (120, 70), (100, 70), (100, 85)] {
+                let prompt = [system, &text[from..from + count]].concat();
+                let told = run_job(&engine, job(&policy, &prompt, 8));
+                let greedy = Request::greedy(prompt, 8);
+                let request = Request { stop_at_end: false, ..greedy };
+                let alone = run_requests(&model, &policy, &[request]);
+                assert_eq!(told.tokens, alone[0].tokens, "{name} on {}", tested.name);
+                cached.push(told.started.unwrap().cached_tokens);
+            }
+            match *name {
+                // It looks at all queries before RoPE.
+                "expected-attention" => assert_eq!(cached, [0; 4]),
+                // Sums of attention are known at the ends of prompts alone.
+                "h2o" => assert!(cached[3] == 160, "{cached:?}"),
+                _ => assert!(cached[1] >= 90 && cached[3] >= 90, "{name}: {cached:?}"),
+            }
+        }
+        assert!(engine.load().bytes <= 4 << 20);
+    }
 }
 
 /// What can never run is refused with what would fit, and what waits in vain is refused too.

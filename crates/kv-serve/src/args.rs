@@ -63,10 +63,14 @@ pub struct Args {
     /// whose steps only append (snapkv, full and most others), or under one other configuration
     #[arg(long, default_value_t = 2, value_parser = positive)]
     pub groups: usize,
-    /// Tokens of prompts between two decode steps: more let requests start earlier, fewer let
-    /// tokens come more evenly
-    #[arg(long, default_value_t = 512, value_parser = positive)]
-    pub prefill_tokens: usize,
+    /// The share of the time that prompts may take while other requests decode, 0 to 0.95: more
+    /// lets requests start earlier, less lets tokens come more evenly
+    #[arg(long, default_value_t = 0.5, value_name = "SHARE", value_parser = share)]
+    pub prefill_share: f64,
+    /// Memory for whole keys and values of prompts, for those that begin alike, besides
+    /// --cache-bytes
+    #[arg(long, default_value = "0B", value_name = "SIZE")]
+    pub prefix_bytes: ByteSize,
     /// Memory for compressed contexts, besides --cache-bytes
     #[arg(long, default_value = "1GiB", value_name = "SIZE")]
     pub context_bytes: ByteSize,
@@ -126,6 +130,11 @@ impl From<Float> for DType {
     }
 }
 
+fn share(text: &str) -> Result<f64, String> {
+    let share = text.parse().ok().filter(|share| (0.0..=0.95).contains(share));
+    share.ok_or_else(|| "expected a number from 0 to 0.95".into())
+}
+
 fn positive(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) | Err(_) => Err("expected a whole number, at least 1".into()),
@@ -148,6 +157,7 @@ mod tests {
         for (line, part) in [
             ("kv-serve --rows 0", "at least 1"),
             ("kv-serve --budget 1.5", "at most 1"),
+            ("kv-serve --prefill-share 1", "0.95"),
             ("kv-serve --host nowhere", "invalid"),
             ("kv-serve --device vulcan", "vulkan"),
             ("kv-serve --cache-bytes much", "invalid"),

@@ -67,7 +67,8 @@ pub fn engine(args: &Args) -> Result<Engine> {
         queue: args.queue,
         bytes: bytes(args.cache_bytes, "--cache-bytes")?,
         groups: args.groups,
-        prefill_tokens: args.prefill_tokens,
+        prefill_share: args.prefill_share,
+        prefix_bytes: bytes(args.prefix_bytes, "--prefix-bytes")?,
         context_bytes: bytes(args.context_bytes, "--context-bytes")?,
         contexts: args.contexts.clone(),
     };

@@ -98,12 +98,7 @@ impl LayerCache {
             arena.blocks[row] = Some(start..offset);
         }
         self.write_ranges()?;
-        let ranges = row * heads..(row + 1) * heads;
-        let to = self.upload(ranges.flat_map(|range| self.layout.live(range)));
-        if to.dims()[0] > 0 {
-            self.copy_from(from, &from.live_slots(), &to)?;
-        }
-        Ok(())
+        self.copy_sequence(row, from)
     }
 
     /// Frees the block of a row, which is idle from then on.

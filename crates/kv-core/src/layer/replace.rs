@@ -3,6 +3,7 @@
 
 use super::expect_shape;
 use crate::layer::state::StoredState;
+use crate::tensors::{columns, listed};
 use crate::{Error, LayerCache, Result};
 
 impl LayerCache {
@@ -14,6 +15,25 @@ impl LayerCache {
         let own = self.layout.capacities().chunks(heads);
         self.check_kinds(from).is_ok()
             && own.flat_map(|row| row.iter().zip(from.layout.capacities())).all(|(c, n)| c >= n)
+    }
+
+    /// Copies the slots of the one sequence of `from` to the beginning of a row's ranges, whose
+    /// lengths say how many slots there are. The lists of slots are made on the device: the host
+    /// would upload an index a slot.
+    pub(super) fn copy_sequence(&mut self, row: usize, from: &Self) -> Result<()> {
+        let heads = self.layout.kv_heads();
+        let lengths = &self.layout.lengths()[row * heads..(row + 1) * heads];
+        if lengths.iter().all(|&length| length == 0) {
+            return Ok(());
+        }
+        let of = from.first_slots(lengths)?;
+        let firsts = self.ranges.offsets.clone().slice([row..row + 1, 0..heads]).reshape([heads]);
+        let counts = self.upload(lengths.iter().copied());
+        let [_, most] = of.dims();
+        let columns = columns(heads, most, &self.options.device);
+        let to = listed(columns, firsts, counts);
+        // Tracks are read at every index of the list.
+        self.copy_from(from, &of.clamp_min(0).flatten(0, 1), &to.flatten(0, 1))
     }
 
     /// Refuses a sequence whose states or limits differ in kind.
@@ -64,10 +84,7 @@ impl LayerCache {
         self.check_room(&lengths)?;
         self.layout.lengths_mut().copy_from_slice(&lengths);
         self.write_ranges()?;
-        let to = self.upload(ranges.clone().flat_map(|range| self.layout.live(range)));
-        if to.dims()[0] > 0 {
-            self.copy_from(from, &from.live_slots(), &to)?;
-        }
+        self.copy_sequence(row, from)?;
         if let (Some(own), Some(other)) = (&mut self.limits, &from.limits) {
             own[ranges].copy_from_slice(other);
         }

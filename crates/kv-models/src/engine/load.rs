@@ -13,11 +13,12 @@ pub struct Load {
     pub prefilling: usize,
     /// Jobs that decode.
     pub running: usize,
-    /// Bytes reserved for jobs that decode, and of contexts.
+    /// Bytes reserved for jobs that decode, and of kept prompts and contexts.
     pub bytes: usize,
-    /// Bytes of the pools that jobs are given slots of, free ones included, and of contexts.
+    /// Bytes of the pools that jobs are given slots of, free ones included, and of kept
+    /// prompts and contexts.
     pub allocated: usize,
-    /// Bytes that pools and contexts may take together.
+    /// Bytes that they may take together.
     pub most_bytes: usize,
     /// Each job that decodes.
     pub jobs: Vec<JobLoad>,

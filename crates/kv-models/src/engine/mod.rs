@@ -5,12 +5,16 @@
 //! * [`worker`]: the thread that owns the device, and the order of its work.
 //! * [`start`]: prompts on their way into a batch; [`group`]: batches that decode; [`row`]: a job
 //!   within a batch.
+//! * [`pace`]: how much of a prompt is computed between two decode steps.
+//! * [`prefixes`]: prompts that are kept for prompts that begin alike.
 //! * [`context`]: documents that are compressed once, for many requests.
 
 mod context;
 mod group;
 mod job;
 mod load;
+mod pace;
+mod prefixes;
 mod row;
 mod start;
 mod worker;
@@ -45,9 +49,13 @@ pub struct EngineOptions {
     /// decode together: all jobs under policies whose steps only append, or all jobs under one
     /// other configuration.
     pub groups: usize,
-    /// Tokens of prompts that go through all layers between two decode steps: more let prompts
-    /// start earlier, fewer let tokens come more evenly.
-    pub prefill_tokens: usize,
+    /// The share of the time that prompts may take while other jobs decode, 0 to 0.95: more lets
+    /// prompts start earlier, less lets tokens come more evenly. Whatever it is, one layer of a
+    /// prompt is computed between two decode steps.
+    pub prefill_share: f64,
+    /// Bytes that whole keys and values of prompts may take, which are kept for prompts that begin
+    /// alike; 0 keeps none.
+    pub prefix_bytes: usize,
     /// Bytes that compressed contexts may take together.
     pub context_bytes: usize,
     /// Where contexts are saved; `None` to refuse saving.
@@ -61,7 +69,8 @@ impl Default for EngineOptions {
             queue: 256,
             bytes: 4 << 30,
             groups: 2,
-            prefill_tokens: 512,
+            prefill_share: 0.5,
+            prefix_bytes: 0,
             context_bytes: 1 << 30,
             contexts: None,
         }

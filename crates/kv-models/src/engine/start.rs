@@ -9,7 +9,10 @@ use kv_policies::{LayerContext, Policy};
 use super::context::ContextInfo;
 use super::group::held_of;
 use super::job::{Job, JobError, JobId, Started, Update};
+use super::prefixes::Prefixes;
 use super::row::{Decision, Row, Updates};
+use crate::llama::PromptPrefix;
+use crate::rope::trained_context;
 use crate::{Decoder, Finish, Model, Prefilling, Session};
 
 /// What waits for its prompt to be compressed.
@@ -72,6 +75,8 @@ pub(super) struct Starting<'a> {
     pub(super) waiting: Waiting,
     begun: Instant,
     stage: Stage<'a>,
+    /// Tokens whose keys and values were there already.
+    pub(super) cached: usize,
 }
 
 enum Stage<'a> {
@@ -92,38 +97,54 @@ pub(super) struct Ready<'a> {
 }
 
 impl<'a> Starting<'a> {
-    /// Begins with the prompt of a job or a context.
-    pub(super) fn prefill(model: &'a Model, waiting: Waiting) -> Result<Self, (JobError, Waiting)> {
-        let prefilling = match &waiting {
+    /// Begins with the prompt of a job or a context, behind a prefix that other prompts had.
+    pub(super) fn prefill(
+        model: &'a Model,
+        waiting: Waiting,
+        prefixes: &mut Prefixes,
+    ) -> Result<Self, (JobError, Waiting)> {
+        let (tokens, policy, seed, new_tokens) = match &waiting {
             Waiting::Job { job, .. } => {
                 let request = &job.request;
-                let (policy, seed) = (job.policy.clone(), request.sampling.seed);
-                Session::begin(model, policy, request.tokens.clone(), seed, request.new_tokens)
+                (&request.tokens, &job.policy, request.sampling.seed, request.new_tokens)
             }
-            Waiting::Context { tokens, policy, .. } => {
-                Session::begin(model, policy.clone(), tokens.clone(), 0, 0)
-            }
+            Waiting::Context { tokens, policy, .. } => (tokens, policy, 0, 0),
         };
-        match prefilling {
+        // Frequencies of some models depend on the whole prompt's length.
+        let keeps = prefixes.serve(&**policy) && trained_context(model.config()).is_none();
+        let shared = keeps.then(|| prefixes.find(tokens, &**policy)).flatten();
+        let cached = shared.as_ref().map_or(0, |shared| shared.tokens);
+        let settings = (seed, new_tokens);
+        let (policy, tokens) = (policy.clone(), tokens.clone());
+        match Session::begin_behind(model, policy, tokens, settings, shared.as_ref()) {
             Ok(run) => {
+                let run = if keeps { run.keep_whole() } else { run };
                 let stage = Stage::Prefill(Box::new(run));
-                Ok(Self { waiting, begun: Instant::now(), stage })
+                Ok(Self { waiting, begun: Instant::now(), stage, cached })
             }
             Err(error) => Err((error.into(), waiting)),
+        }
+    }
+
+    /// The prompt's whole keys and values, once its layers are computed.
+    pub(super) fn take_prefix(&mut self) -> Option<PromptPrefix> {
+        match &mut self.stage {
+            Stage::Prefill(run) => run.take_prefix(),
+            Stage::Compressed(_) => None,
         }
     }
 
     /// Begins behind a compressed context.
     pub(super) fn compressed(session: Session<'a>, waiting: Waiting) -> Self {
         let stage = Stage::Compressed(Box::new(session));
-        Self { waiting, begun: Instant::now(), stage }
+        Self { waiting, begun: Instant::now(), stage, cached: 0 }
     }
 
     /// Tokens that are computed.
     pub(super) fn tokens(&self) -> usize {
         match &self.waiting {
-            Waiting::Job { job, .. } => job.request.tokens.len(),
-            Waiting::Context { tokens, .. } => tokens.len(),
+            Waiting::Job { job, .. } => job.request.tokens.len() - self.cached,
+            Waiting::Context { tokens, .. } => tokens.len() - self.cached,
         }
     }
 
@@ -137,7 +158,7 @@ impl<'a> Starting<'a> {
 
     /// The compressed prompt.
     pub(super) fn finish(self) -> Result<(Waiting, Session<'a>, Duration), (JobError, Waiting)> {
-        let Self { waiting, begun, stage } = self;
+        let Self { waiting, begun, stage, .. } = self;
         let session = match stage {
             Stage::Compressed(session) => *session,
             Stage::Prefill(run) => match run.finish().map(|mut sessions| sessions.pop()) {

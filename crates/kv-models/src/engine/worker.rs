@@ -17,6 +17,8 @@ use super::context::{ContextInfo, Contexts};
 use super::group::{Group, arena_slots};
 use super::job::{Ended, Held, Job, JobError, JobId, Started, Update};
 use super::load::{JobLoad, Load, Totals};
+use super::pace::Pace;
+use super::prefixes::Prefixes;
 use super::row::Updates;
 use super::start::{Opened, Ready, Starting, Waiting, open};
 use super::{EngineOptions, State};
@@ -71,6 +73,8 @@ pub(super) struct Worker<'a> {
     ready: Option<Box<Ready<'a>>>,
     groups: Vec<Group<'a>>,
     contexts: Contexts<'a>,
+    prefixes: Prefixes,
+    pace: Pace,
     totals: Totals,
     published: Instant,
     closing: Option<Closing>,
@@ -84,6 +88,8 @@ struct Closing {
 impl<'a> Worker<'a> {
     pub(super) fn new(model: &'a Model, options: EngineOptions, state: Arc<State>) -> Self {
         let contexts = Contexts::load(model, options.context_bytes, options.contexts.clone());
+        let prefixes = Prefixes::new(options.prefix_bytes);
+        let pace = Pace::new(options.prefill_share);
         Self {
             model,
             options,
@@ -93,6 +99,8 @@ impl<'a> Worker<'a> {
             ready: None,
             groups: Vec::new(),
             contexts,
+            prefixes,
+            pace,
             totals: Totals::default(),
             published: Instant::now(),
             closing: None,
@@ -107,12 +115,17 @@ impl<'a> Worker<'a> {
                 return;
             }
             self.admit();
-            self.prefill();
+            let began = Instant::now();
+            let steps = self.groups.iter().any(|group| !group.is_idle());
+            let (layers, tokens) = self.prefill(steps);
             self.join();
             for group in &mut self.groups {
                 if !group.is_idle() {
                     group.step(self.model, &mut self.totals);
                 }
+            }
+            if steps {
+                self.pace.note(layers, tokens, began.elapsed());
             }
             self.groups.retain(|group| !group.is_over());
             self.publish();
@@ -275,7 +288,7 @@ impl<'a> Worker<'a> {
                 Err(error) => Err((error, waiting)),
             };
         }
-        Starting::prefill(self.model, waiting)
+        Starting::prefill(self.model, waiting, &mut self.prefixes)
     }
 
     /// Whether a prompt's sequence will find a row and slots.
@@ -297,36 +310,38 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Computes some layers of the prompt that is on its way, or all where nothing decodes.
-    fn prefill(&mut self) {
-        let Some(starting) = &mut self.starting else { return };
-        let layers = self.model.config().num_layers;
-        let each = self.options.prefill_tokens.max(1) * layers / starting.tokens().max(1);
-        let most = match self.groups.iter().all(Group::is_idle) {
-            true => usize::MAX,
-            false => each.max(1),
-        };
-        for _ in 0..most {
+    /// Computes some layers of the prompt that is on its way, or all where nothing decodes. Returns
+    /// how many, and for how many tokens.
+    fn prefill(&mut self, steps: bool) -> (usize, usize) {
+        let Some(starting) = &mut self.starting else { return (0, 0) };
+        let tokens = starting.tokens();
+        let most = if steps { self.pace.layers(tokens) } else { usize::MAX };
+        for done in 1..=most {
             match starting.layer() {
                 Ok(true) => {}
                 Ok(false) => {
                     self.open();
-                    return;
+                    return (done, tokens);
                 }
                 Err(error) => {
                     self.totals.failed += 1;
                     if let Some(starting) = self.starting.take() {
                         starting.waiting.fail(error);
                     }
-                    return;
+                    return (done, tokens);
                 }
             }
         }
+        (most, tokens)
     }
 
     /// Takes a compressed prompt on.
     fn open(&mut self) {
-        let Some(starting) = self.starting.take() else { return };
+        let Some(mut starting) = self.starting.take() else { return };
+        if let Some(prefix) = starting.take_prefix() {
+            self.prefixes.keep(prefix);
+        }
+        let shared = starting.cached;
         let (waiting, session, prefill) = match starting.finish() {
             Ok(finished) => finished,
             Err((error, waiting)) => {
@@ -337,18 +352,19 @@ impl<'a> Worker<'a> {
         };
         match waiting {
             Waiting::Context { name, tokens, reply, .. } => {
-                self.totals.prompt_tokens += tokens.len() as u64;
+                self.totals.prompt_tokens += (tokens.len() - shared) as u64;
+                self.totals.cached_tokens += shared as u64;
                 drop(reply.send(self.contexts.insert(&name, tokens, session)));
             }
             Waiting::Job { id, job, updates, since } => {
                 let own = job.request.tokens.len();
                 let cached = job.context.as_deref().and_then(|name| self.contexts.tokens(name));
                 let cached = cached.unwrap_or_default();
-                self.totals.prompt_tokens += own as u64;
-                self.totals.cached_tokens += cached.len() as u64;
+                self.totals.prompt_tokens += (own - shared) as u64;
+                self.totals.cached_tokens += (cached.len() + shared) as u64;
                 let started = Started {
                     prompt_tokens: own + cached.len(),
-                    cached_tokens: cached.len(),
+                    cached_tokens: cached.len() + shared,
                     waited: since.elapsed().saturating_sub(prefill),
                     prefill,
                     held: Held::default(),
@@ -473,13 +489,14 @@ impl<'a> Worker<'a> {
     fn publish_now(&mut self) {
         self.published = Instant::now();
         let jobs: Vec<JobLoad> = self.groups.iter().flat_map(Group::loads).collect();
+        let (options, shared) = (&self.options, self.contexts.bytes() + self.prefixes.bytes());
         let load = Load {
             waiting: 0,
             prefilling: usize::from(self.starting.is_some() || self.ready.is_some()),
             running: self.groups.iter().map(Group::running).sum(),
-            bytes: jobs.iter().map(|job| job.held.bytes).sum::<usize>() + self.contexts.bytes(),
-            allocated: self.groups.iter().map(Group::bytes).sum::<usize>() + self.contexts.bytes(),
-            most_bytes: self.options.bytes + self.options.context_bytes,
+            bytes: jobs.iter().map(|job| job.held.bytes).sum::<usize>() + shared,
+            allocated: self.groups.iter().map(Group::bytes).sum::<usize>() + shared,
+            most_bytes: options.bytes + options.context_bytes + options.prefix_bytes,
             jobs,
             totals: self.totals,
         };

@@ -1,15 +1,19 @@
 //! Prefill: the whole prompt, layer by layer, so that one layer's keys and values at a time are
 //! whole.
 
+use std::ops::Range;
+
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use kv_kernels::{
-    HeadLayout, PrefillOptions, PrefillWindow, RotaryTable, split_heads, split_keys_values,
+    HeadLayout, PrefillOptions, PrefillWindow, RotaryTable, prefill_attention, split_heads,
+    split_keys_values,
 };
 use kv_policies::{FrozenTokens, LayerContext, Needs, Observation, Policy, Reuse, VisibleWindow};
 
 use super::Llama;
 use super::active_tokens::ActiveTokens;
 use super::layer::Layer;
+use super::prefix::SharedPrefix;
 use crate::rope::inverse_frequencies_of;
 use crate::{ModelError, Result};
 
@@ -80,6 +84,8 @@ pub(crate) struct PromptGroup<'a> {
     pub(crate) prompts: &'a [&'a [u32]],
     /// One a prompt.
     pub(crate) seeds: &'a [u64],
+    /// The beginning of the group's only prompt, whose keys and values are there already.
+    pub(crate) prefix: Option<&'a SharedPrefix>,
 }
 
 /// Groups of prompts on their way through the layers.
@@ -112,6 +118,8 @@ struct PrefillState {
     trace: Vec<Tensor<2>>,
     /// Keys and values of the layer before, where the next one reuses them.
     previous_layer: Option<[Tensor<4>; 2]>,
+    /// The beginning that is not computed: the hidden states are of the tokens behind it.
+    prefix: Option<SharedPrefix>,
 }
 
 impl Llama {
@@ -129,7 +137,7 @@ impl Llama {
         pass: PrefillPass<'_>,
         observe: &mut dyn FnMut(&Observation<'_>) -> Result<Pruning>,
     ) -> Result<Prefilled> {
-        let whole = [PromptGroup { prompts, seeds: pass.seeds }];
+        let whole = [PromptGroup { prompts, seeds: pass.seeds, prefix: None }];
         let mut prefilled = self.prefill_groups(&whole, pass, &mut |_, seen| observe(seen))?;
         prefilled.pop().ok_or(ModelError::EmptyPrompt)
     }
@@ -234,20 +242,23 @@ impl PrefillRun {
 impl PrefillState {
     fn new(llama: &Llama, group: &PromptGroup<'_>) -> Self {
         let (batch, tokens) = (group.prompts.len(), group.prompts.first().map_or(0, |p| p.len()));
-        let hidden = llama.embed(llama.upload(&group.prompts.concat()));
-        let positions = Tensor::<1, Int>::arange(0..tokens as i64, (&llama.device(), DType::I32));
-        let positions = positions.unsqueeze_dim::<2>(0).expand([batch, tokens]);
+        let known = group.prefix.map_or(0, |prefix| prefix.tokens);
+        let own: Vec<u32> =
+            group.prompts.iter().flat_map(|prompt| &prompt[known..]).copied().collect();
+        let hidden = llama.embed(llama.upload(&own));
+        let positions = positions(known..tokens, batch, llama);
         Self {
             seeds: group.seeds.to_vec(),
             batch,
             tokens,
-            left: tokens,
+            left: tokens - known,
             hidden,
             positions,
             rope: llama.prompt_rope(tokens),
             frequencies: inverse_frequencies_of(&llama.config, tokens),
             trace: Vec::new(),
             previous_layer: None,
+            prefix: group.prefix.cloned(),
         }
     }
 
@@ -259,6 +270,9 @@ impl PrefillState {
         pass: &PrefillPass<'_>,
         observe: &mut dyn FnMut(&Observation<'_>) -> Result<Pruning>,
     ) -> Result<()> {
+        if let Some(prefix) = self.prefix.clone() {
+            return self.layer_behind(&prefix, llama, index, pass, observe);
+        }
         let (layer, count) = (&llama.layers[index], llama.layers.len());
         let (batch, left) = (self.batch, self.left);
         if pass.trace {
@@ -330,6 +344,54 @@ impl PrefillState {
         Ok(())
     }
 
+    /// Goes through one layer of the tokens behind a prefix, whose keys and values come from a
+    /// prompt that begins alike.
+    fn layer_behind(
+        &mut self,
+        prefix: &SharedPrefix,
+        llama: &Llama,
+        index: usize,
+        pass: &PrefillPass<'_>,
+        observe: &mut dyn FnMut(&Observation<'_>) -> Result<Pruning>,
+    ) -> Result<()> {
+        let (layer, count) = (&llama.layers[index], llama.layers.len());
+        let context = LayerContext { index, count };
+        let known = &prefix.prefix.layers[index];
+        let heads = layer.heads(&llama.config, &self.rope);
+        let projected = layer.project(self.hidden.clone())?;
+        let [query, key, value] = split_heads(projected, self.positions.clone(), &heads)?;
+        let whole = |known: &Tensor<4>, own: Tensor<4>| {
+            Tensor::cat(vec![known.clone().narrow(2, 0, prefix.tokens), own], 2)
+        };
+        let (key, value) = (whole(&known.keys, key), whole(&known.values, value));
+        let attention = prefill_attention(&query, &key, &value, &pass.options(context))?;
+        let column_sums = attention.column_sums.map(|sums| match &known.column_sums {
+            Some(known) => {
+                let [batch, heads, _] = sums.dims();
+                let both = sums.clone().narrow(2, 0, prefix.tokens) + known.clone();
+                sums.slice_assign([0..batch, 0..heads, 0..prefix.tokens], both)
+            }
+            None => sums,
+        });
+        let window = pass.needs.window.min(self.left);
+        let last = || query.clone().narrow(2, self.left - window, window);
+        let all = positions(0..self.tokens, self.batch, llama);
+        let observation = Observation::new(&key, &value, &all)
+            .of_layer(context)
+            .of_prompt(self.tokens)
+            .with_window((window > 0).then(last))
+            .with_column_sums(column_sums)
+            .with_frequencies(&self.frequencies)
+            .with_seeds(&self.seeds);
+        observe(&observation)?;
+        drop(observation);
+        let width = llama.config.num_query_heads * llama.config.head_dim;
+        let attention = attention.output.swap_dims(1, 2).reshape([self.left, width]);
+        let chunk = pass.chunk.unwrap_or(CHUNK);
+        self.hidden = in_chunks(layer, self.hidden.clone(), attention, chunk)?;
+        Ok(())
+    }
+
     /// Leaves the tokens `kept` of each sequence, equally many of all.
     fn prune(&mut self, llama: &Llama, kept: &[Vec<u32>]) {
         let (batch, left) = (self.batch, self.left);
@@ -353,6 +415,14 @@ impl PrefillState {
         let hidden = hidden.reshape([batch, left, llama.config.hidden_size]);
         Ok(Prefilled { hidden, trace: self.trace })
     }
+}
+
+/// Positions of tokens in each sequence, `[B, N]`.
+fn positions(tokens: Range<usize>, batch: usize, llama: &Llama) -> Tensor<2, Int> {
+    let count = tokens.len();
+    let positions = tokens.start as i64..tokens.end as i64;
+    let positions = Tensor::<1, Int>::arange(positions, (&llama.device(), DType::I32));
+    positions.unsqueeze_dim::<2>(0).expand([batch, count])
 }
 
 /// The rest of a layer, chunk by chunk.

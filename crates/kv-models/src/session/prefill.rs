@@ -10,7 +10,7 @@ use kv_kernels::device_work;
 use kv_policies::{LayerContext, Needs, OwnedObservation, Policy, Reuse};
 
 use super::{Session, origin};
-use crate::llama::{PrefillRun, PromptGroup};
+use crate::llama::{PrefillRun, PrefixLayer, PromptGroup, PromptPrefix, SharedPrefix};
 use crate::{Llama, Model, PrefillPass, Prefilled, Result};
 
 /// Tokens whose activations are there at a time, unless one prompt has more; products are no faster
@@ -36,6 +36,8 @@ pub struct Prefilling<'a> {
     parts: Vec<Vec<Vec<LayerCache>>>,
     /// Policy -> group -> observations, for policies that compress all layers together.
     seen: Vec<Vec<Vec<OwnedObservation>>>,
+    /// Keys and values of all layers so far, where they are kept for prompts that begin alike.
+    whole: Option<Vec<PrefixLayer>>,
 }
 
 impl<'a> Prefilling<'a> {
@@ -47,6 +49,7 @@ impl<'a> Prefilling<'a> {
         prompts: &[Vec<u32>],
         seeds: &[u64],
         new_tokens: &[usize],
+        prefix: Option<&SharedPrefix>,
     ) -> Result<Self> {
         let _work = device_work();
         let llama = model.llama();
@@ -63,6 +66,7 @@ impl<'a> Prefilling<'a> {
         let of = |rows: &Range<usize>| PromptGroup {
             prompts: &all[rows.clone()],
             seeds: &seeds[rows.clone()],
+            prefix,
         };
         let run = PrefillRun::new(llama, &groups.iter().map(of).collect::<Vec<_>>())?;
         let policies = policies.to_vec();
@@ -75,7 +79,22 @@ impl<'a> Prefilling<'a> {
             seen: policies.iter().map(|_| groups.iter().map(|_| Vec::new()).collect()).collect(),
             groups,
             policies,
+            whole: None,
         })
+    }
+
+    /// Keeps whole keys and values of the one prompt, for [`Self::take_prefix`].
+    pub(crate) fn keep_whole(mut self) -> Self {
+        self.whole = Some(Vec::new());
+        self
+    }
+
+    /// The whole keys and values of the one prompt, once all layers are computed.
+    pub(crate) fn take_prefix(&mut self) -> Option<PromptPrefix> {
+        let layers = self.whole.take()?;
+        let complete = layers.len() == self.model.config().num_layers;
+        let tokens = self.prompts.first()?.clone();
+        complete.then_some(PromptPrefix { tokens, layers })
     }
 
     /// Goes through the next layer and compresses it; returns whether layers are left.
@@ -84,7 +103,7 @@ impl<'a> Prefilling<'a> {
     /// The errors of [`Session::start`].
     pub fn layer(&mut self) -> Result<bool> {
         let _work = device_work();
-        let Self { model, policies, reserved, groups, run, parts, seen, .. } = self;
+        let Self { model, policies, reserved, groups, run, parts, seen, whole, .. } = self;
         let llama = model.llama();
         let needs = needs_of(policies);
         let by = match &policies[..] {
@@ -95,6 +114,13 @@ impl<'a> Prefilling<'a> {
         let options = CacheOptions::new(&llama.device(), llama.dtype());
         run.layer(llama, &pass, &mut |group, observation| {
             let layer = observation.layer.index;
+            if let Some(whole) = whole {
+                whole.push(PrefixLayer {
+                    keys: observation.keys.clone(),
+                    values: observation.values.clone(),
+                    column_sums: observation.column_sums.clone(),
+                });
+            }
             let each = policies.iter().zip(reserved.iter());
             for (((policy, new_tokens), parts), seen) in
                 each.zip(parts.iter_mut()).zip(seen.iter_mut())
@@ -123,7 +149,7 @@ impl<'a> Prefilling<'a> {
     /// The errors of [`Session::start`].
     pub fn finish(self) -> Result<Vec<Session<'a>>> {
         let _work = device_work();
-        let Self { model, policies, prompts, reserved, groups, run, mut parts, seen } = self;
+        let Self { model, policies, prompts, reserved, groups, run, mut parts, seen, .. } = self;
         let llama: &Llama = model.llama();
         let config = llama.config();
         let count = config.num_layers;
