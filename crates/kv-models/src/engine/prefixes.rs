@@ -55,19 +55,23 @@ impl Prefixes {
         }
         let needs = policy.needs();
         let most = prompt.len().saturating_sub(needs.window.max(1));
-        let before = self.kept.range(..=prompt.to_vec()).next_back();
-        let behind = self.kept.range(prompt.to_vec()..).next();
-        let usable = |(_, kept): (&Vec<u32>, &Kept)| {
-            let prefix = &kept.prefix;
-            let common = prefix.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-            let tokens = common.min(most);
-            // Sums are over the queries of the whole prefix.
-            let sums =
-                !needs.column_sums || (prefix.has_column_sums() && tokens == prefix.tokens.len());
-            (tokens >= SHORTEST && sums)
-                .then(|| SharedPrefix { prefix: Arc::clone(prefix), tokens })
+        let shares = |prefix: &PromptPrefix| {
+            prefix.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count()
         };
-        let found = [before, behind].into_iter().flatten().filter_map(usable);
+        let usable = |kept: &Kept| {
+            let prefix = &kept.prefix;
+            let tokens = shares(prefix).min(most);
+            // Sums are over the queries of the whole prefix.
+            let sums = !needs.column_sums
+                || (prefix.has_column_sums() && tokens == prefix.tokens.len());
+            (tokens >= SHORTEST && sums).then(|| SharedPrefix { prefix: Arc::clone(prefix), tokens })
+        };
+        // Away from the prompt, in both directions, beginnings get shorter.
+        let near = |kept: &&Kept| shares(&kept.prefix) >= SHORTEST;
+        let key = prompt.to_vec();
+        let before = self.kept.range(..=key.clone()).rev().map(|(_, kept)| kept).take_while(near);
+        let behind = self.kept.range(key..).map(|(_, kept)| kept).take_while(near);
+        let found = before.chain(behind).filter_map(usable);
         let best = found.max_by_key(|shared| shared.tokens)?;
         self.clock += 1;
         if let Some(kept) = self.kept.get_mut(&best.prefix.tokens) {
