@@ -1,10 +1,10 @@
 //! What every policy must do, on bare queries, keys and values.
 
-use burn::tensor::Tensor;
+use burn::tensor::{Int, Tensor};
 use kv_core::{Budget, CacheOptions, LayerCache, Room, read_f32};
 use kv_policies::{
-    Attended, Eviction, LayerContext, Merge, POLICIES, Policy, Result, Sketch, StepPlan,
-    StepUpdate, TokenSlot, VagueTokens,
+    Attended, Eviction, LagKv, LayerContext, Merge, Observation, POLICIES, Policy, Result, Scorer,
+    Sketch, StepPlan, StepUpdate, TokenSlot, VagueTokens,
 };
 use kv_testing::{Numbers, devices};
 use serde_json::{Value, json};
@@ -196,6 +196,64 @@ fn lagkv_keeps_the_newest() {
         let cache = run(0..1, 2, &tested.device).prompt.compress(&*policy, 0);
         let expected: Vec<u32> = (0..4).chain(TOKENS as u32 - 36..TOKENS as u32).collect();
         assert_eq!(super::support::kept(&cache, 0), expected);
+    }
+}
+
+/// LagKV's scores by plain loops: the spread of each token of a chunk in the next chunk's range.
+#[test]
+fn lagkv_ranks_the_tokens_of_every_chunk() {
+    const DIMS: [usize; 4] = [2, 3, 61, 5];
+    let [batch, heads, tokens, dim] = DIMS;
+    let (first, lag) = (3, 8);
+    for tested in devices() {
+        let mut numbers = Numbers::new(8);
+        // A channel without a range counts as 0.
+        let flat = Tensor::<1>::from_data([1.0, 1.0, 0.0, 1.0, 1.0].as_slice(), &tested.device);
+        let [keys, values] = [(); 2].map(|()| numbers.tensor(DIMS, &tested.device));
+        let keys = keys * flat.reshape([1, 1, 1, dim]);
+        let read = |tensor: &Tensor<4>| read_f32("rows", tensor.clone()).unwrap();
+        let rows = [read(&keys), read(&values)];
+        let spread = |rows: &[f32], head: usize, chunk: usize| {
+            let at = |token: usize, channel: usize| {
+                f64::from(rows[(head * tokens + first + token) * dim + channel])
+            };
+            let range = |channel: usize| {
+                let next = ((chunk + 1) * lag..(chunk + 2) * lag).map(|token| at(token, channel));
+                let low = next.clone().fold(f64::INFINITY, f64::min);
+                (low, next.fold(f64::NEG_INFINITY, f64::max) - low)
+            };
+            let deviations = (chunk * lag..(chunk + 1) * lag).map(|token| {
+                let normalised = (0..dim).map(|channel| match range(channel) {
+                    (low, range) if range > 0.0 => (at(token, channel) - low) / range,
+                    _ => 0.0,
+                });
+                let mean = normalised.clone().sum::<f64>() / dim as f64;
+                let squares: f64 = normalised.map(|x| (x - mean).powi(2)).sum();
+                (squares / (dim - 1) as f64).sqrt().exp()
+            });
+            let sum: f64 = deviations.clone().sum();
+            deviations.map(|x| x / sum).collect::<Vec<f64>>()
+        };
+        let positions = Tensor::<2, Int>::zeros([batch, tokens], &tested.device);
+        let observation = Observation::new(&keys, &values, &positions);
+        let scores = LagKv { lag, first }.prefill(&observation, 0).unwrap();
+        let scores = read_f32("scores", scores).unwrap();
+        for head in 0..batch * heads {
+            let own = &scores[head * tokens..][..tokens];
+            assert!(own[..first].iter().all(|score| score.is_infinite()));
+            // 7 whole chunks, of which the last is no chunk's past.
+            for chunk in 0..6 {
+                let [k, v] = rows.each_ref().map(|rows| spread(rows, head, chunk));
+                let both: Vec<f64> = k.iter().zip(v).map(|(k, v)| k + v).collect();
+                for (token, score) in both.iter().enumerate() {
+                    let rank = both.iter().filter(|other| *other < score).count();
+                    let actual = own[first + chunk * lag + token];
+                    assert_eq!(actual, rank as f32 / lag as f32, "{} {head} {chunk}", tested.name);
+                }
+            }
+            let stays = &own[first + 6 * lag..];
+            assert!(stays[0] > 1.0 && stays.is_sorted() && stays[stays.len() - 1] < f32::INFINITY);
+        }
     }
 }
 

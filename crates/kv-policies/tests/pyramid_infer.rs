@@ -119,7 +119,11 @@ fn pyramid_infer_shrinks_generated_blocks() {
             let mut step = step(&query, &keys, &values, index, 0);
             let position = sequences.each_ref().map(|sequence| (sequence.tokens + index) as i32);
             step.position = Tensor::<1, Int>::from_data(position, (&tested.device, DType::I32));
+            let before = cache.layout().lengths().to_vec();
+            let recordable = policy.plan(LAYER, &cache).unwrap().recordable;
             policy.step(LAYER, &mut cache, step).unwrap();
+            let grown = cache.layout().lengths().iter().zip(before).all(|(now, was)| *now > was);
+            assert_eq!(recordable, grown, "step {index} on {}", tested.name);
         }
         for (row, sequence) in sequences.iter().enumerate() {
             let (expected, most) = sequence.expected();

@@ -1,8 +1,9 @@
 //! LagKV (<https://arxiv.org/abs/2504.04704>): keys and values score by their spread relative to
 //! the next chunk. [`Scorer::prefill`] scores a prompt, and now and then the slots of a cache.
 
-use burn::tensor::{DType, Tensor, TensorData};
-use kv_core::{rank, read_f32};
+use burn::tensor::activation::softmax;
+use burn::tensor::{DType, Device, Int, Tensor};
+use kv_kernels::{rankings, scatter_scalars};
 use serde::{Deserialize, Serialize};
 
 use crate::{Decoding, KeepTopDefaults, Observation, Result, Scorer};
@@ -36,24 +37,7 @@ impl Scorer for LagKv {
     const NAME: &'static str = "lagkv";
 
     fn prefill(&self, observation: &Observation<'_>, _budget: usize) -> Result<Tensor<3>> {
-        let [batch, kv_heads, tokens, head_dim] = observation.dims();
-        let first = self.first.min(tokens);
-        let chunks = (tokens - first) / self.lag;
-        let row: Vec<f32>;
-        let scores = if chunks < 2 {
-            row = (0..tokens)
-                .map(|token| if token < first { f32::INFINITY } else { token as f32 })
-                .collect();
-            row.repeat(batch * kv_heads)
-        } else {
-            let keys = read_f32("keys", observation.keys.clone())?;
-            let values = read_f32("values", observation.values.clone())?;
-            let width = tokens * head_dim;
-            let heads = keys.chunks(width).zip(values.chunks(width));
-            heads.flat_map(|(keys, values)| self.score(keys, values, tokens, head_dim)).collect()
-        };
-        let data = TensorData::new(scores, [batch, kv_heads, tokens]);
-        Ok(Tensor::from_data(data, (&observation.keys.device(), DType::F32)))
+        observation.once(&format!("{self:?}"), || self.scores(observation))
     }
 
     fn validate(&self) -> std::result::Result<(), String> {
@@ -70,56 +54,60 @@ impl Scorer for LagKv {
 }
 
 impl LagKv {
-    /// One head's scores: rank within the chunk over `lag`, below 1. Tokens that always stay have
-    /// scores above 1: sinks the highest, then the newest.
-    fn score(&self, keys: &[f32], values: &[f32], tokens: usize, head_dim: usize) -> Vec<f32> {
-        let mut scores: Vec<f32> =
-            (0..tokens).map(|token| 1.0 + token as f32 / tokens as f32).collect();
-        scores[..self.first].fill(f32::INFINITY);
-        let chunk_width = self.lag * head_dim;
-        let chunks = (tokens - self.first) / self.lag;
-        for chunk in 0..chunks - 1 {
-            let at = self.first * head_dim + chunk * chunk_width;
-            let halves = [keys, values].map(|rows| {
-                let (chunk, next) = rows[at..at + 2 * chunk_width].split_at(chunk_width);
-                spread_softmax(chunk, next, head_dim)
+    /// `[B, Hkv, T]`
+    fn scores(&self, observation: &Observation<'_>) -> Result<Tensor<3>> {
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        let (device, heads) = (observation.keys.device(), batch * kv_heads);
+        let first = self.first.min(tokens);
+        let chunks = (tokens - first) / self.lag;
+        // Tokens that always stay: sinks have the highest scores, then the newest.
+        let row = (0..tokens).map(|token| match token < first {
+            true => f32::INFINITY,
+            false => 1.0 + token as f32 / tokens as f32,
+        });
+        let mut scores = upload(&row.collect::<Vec<_>>().repeat(heads), &device);
+        if chunks >= 2 {
+            let scored = chunks - 1;
+            let rows = Tensor::cat(vec![observation.keys.clone(), observation.values.clone()], 0);
+            let spreads = self.spread_softmax(rows, first, chunks);
+            let both = spreads.clone().narrow(0, 0, heads) + spreads.narrow(0, heads, heads);
+            // Ranks within the chunk over `lag`, below 1.
+            let ranked = rankings(both.reshape([heads * scored, self.lag]));
+            let ranked = ranked.map_err(kv_core::Error::from)?;
+            let firsts = (0..heads).flat_map(|head| {
+                (0..scored).map(move |chunk| (head * tokens + first + chunk * self.lag) as i32)
             });
-            let score: Vec<f32> =
-                halves[0].iter().zip(&halves[1]).map(|(k, v)| (k + v) / 2.0).collect();
-            let start = self.first + chunk * self.lag;
-            for (order, &token) in rank(&score).iter().rev().enumerate() {
-                scores[start + token as usize] = order as f32 / self.lag as f32;
-            }
+            let firsts = firsts.collect::<Vec<_>>();
+            let firsts = Tensor::<1, Int>::from_data(firsts.as_slice(), (&device, DType::I32));
+            let slots = ranked.cast(DType::I32) + firsts.unsqueeze_dim::<2>(1);
+            let ranks = (0..self.lag).rev().map(|order| order as f32 / self.lag as f32);
+            let ranks = upload(&ranks.collect::<Vec<_>>().repeat(heads * scored), &device);
+            scatter_scalars(&mut scores, slots.flatten(0, 1), ranks)
+                .map_err(kv_core::Error::from)?;
         }
-        scores
+        Ok(scores.reshape([batch, kv_heads, tokens]))
+    }
+
+    /// Softmax over each chunk's tokens of the standard deviation of their channels, normalised by
+    /// the next chunk's range: `[2 B, H, T, D]` to `[2 B * H, chunks - 1, lag]`.
+    fn spread_softmax(&self, rows: Tensor<4>, first: usize, chunks: usize) -> Tensor<3> {
+        let [batch, heads, _, head_dim] = rows.dims();
+        let (heads, scored) = (batch * heads, chunks - 1);
+        let rows = rows.narrow(2, first, chunks * self.lag).cast(DType::F32);
+        let rows = rows.reshape([heads, chunks, self.lag, head_dim]);
+        let next = rows.clone().narrow(1, 1, scored);
+        let (low, high) = (next.clone().min_dim(2), next.max_dim(2));
+        let range: Tensor<4> = high - low.clone();
+        let flat = range.clone().lower_equal_scalar(0.0);
+        // Divided by this, a channel without a range is lost beside the others.
+        let range = range.mask_fill(flat, f32::MAX);
+        let normalised = (rows.narrow(1, 0, scored) - low) / range;
+        let spread = normalised.clone() - normalised.mean_dim(3);
+        let squares = spread.square().sum_dim(3).div_scalar((head_dim as f64 - 1.0).max(1.0));
+        softmax(squares.sqrt(), 2).squeeze_dim(3)
     }
 }
 
-/// Softmax over a chunk's tokens of the standard deviation of their normalised channels.
-fn spread_softmax(chunk: &[f32], next: &[f32], head_dim: usize) -> Vec<f32> {
-    let mut low = vec![f32::INFINITY; head_dim];
-    let mut high = vec![f32::NEG_INFINITY; head_dim];
-    for row in next.chunks(head_dim) {
-        for (channel, &x) in row.iter().enumerate() {
-            low[channel] = low[channel].min(x);
-            high[channel] = high[channel].max(x);
-        }
-    }
-    let spreads: Vec<f32> = chunk
-        .chunks(head_dim)
-        .map(|row| {
-            let normalised = row.iter().enumerate().map(|(channel, x)| {
-                let range = high[channel] - low[channel];
-                if range > 0.0 { (x - low[channel]) / range } else { 0.0 }
-            });
-            let normalised: Vec<f32> = normalised.collect();
-            let mean = normalised.iter().sum::<f32>() / head_dim as f32;
-            let squares: f32 = normalised.iter().map(|x| (x - mean).powi(2)).sum();
-            (squares / (head_dim as f32 - 1.0).max(1.0)).sqrt()
-        })
-        .collect();
-    let max = spreads.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let exponentials: Vec<f32> = spreads.iter().map(|spread| (spread - max).exp()).collect();
-    let sum: f32 = exponentials.iter().sum();
-    exponentials.into_iter().map(|x| x / sum).collect()
+fn upload(numbers: &[f32], device: &Device) -> Tensor<1> {
+    Tensor::from_data(numbers, (device, DType::F32))
 }

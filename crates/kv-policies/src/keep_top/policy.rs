@@ -10,6 +10,7 @@ use crate::policy::attention_scores::last_queries;
 use crate::policy::check::Check;
 use crate::policy::config::invalid;
 use crate::policy::ends::{fit_ends, protected, warn_of_window};
+use crate::policy::kept_tokens::KeptTokens;
 use crate::{
     Capabilities, Decoding, EvictionPolicy, EvictionRule, KeepTopConfig, LayerContext, Needs,
     Observation, Plan, Policy, PolicyError, QUERIES, RAW_QUERIES, Result, SCORE, Scorer,
@@ -193,7 +194,8 @@ impl<S: Scorer> Policy for KeepTop<S> {
         match decoding {
             Decoding::AfterAttention { accumulate: true, .. } => {
                 let scores = self.scorer.prefill(observation, limit)?;
-                cache.set_kept_track(SCORE, scores.flatten(0, 1), selection, 0.0)?;
+                let kept = KeptTokens::new(cache, selection, observation.tokens())?;
+                kept.set_track(cache, SCORE, &scores.flatten(0, 1), 0.0)?;
                 if self.scorer.weighs_values() {
                     cache.set_value_norms(VALUE_NORMS)?;
                 }

@@ -6,7 +6,9 @@ use burn::tensor::{DType, Int, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::keydiff::unit_rows;
-use crate::policy::attention_scores::{Pooling, check_window, fitted_window, logits};
+use crate::policy::attention_scores::{
+    Pooling, ROW, check_window, filled_up, fitted_window, logits,
+};
 use crate::{Decoding, KeepTopDefaults, Needs, Observation, Result, Scorer, pool_scores};
 
 /// R-KV (Cai et al., 2025, section 3): importance against redundancy,
@@ -69,8 +71,10 @@ impl Scorer for RKv {
     }
 
     fn prefill(&self, observation: &Observation<'_>, _budget: usize) -> Result<Tensor<3>> {
-        let queries = observation.last_queries(Self::NAME, self.window)?;
-        self.score(&queries, observation.keys)
+        observation.once(&format!("{self:?}"), || {
+            let queries = observation.last_queries(Self::NAME, self.window)?;
+            self.score(&queries, observation.keys)
+        })
     }
 
     fn decoding(&self) -> Decoding {
@@ -108,34 +112,43 @@ impl RKv {
 
     /// Softmax over the tokens of each key's mean cosine to the others, `[B, Hkv, T]`.
     ///
-    /// Rows go in blocks, so that the `T x T` matrix is never whole.
+    /// Rows go in blocks, so that the `T x T` matrix is never whole. The zero keys that fill it up
+    /// are similar to none.
     pub fn redundancy(&self, keys: &Tensor<4>) -> Tensor<3> {
-        const ROWS: usize = 256;
-        let [batch, kv_heads, tokens, _] = keys.dims();
+        /// Bytes that a block of the matrix should take, and the fewest and most of its rows.
+        const BYTES: usize = 64 << 20;
+        const ROWS: [usize; 2] = [128, 1024];
+        let [batch, kv_heads, tokens, head_dim] = keys.dims();
+        let heads = batch * kv_heads;
         let device = keys.device();
-        let unit = unit_rows(keys);
-        let unit_t = unit.clone().swap_dims(2, 3);
-        let column = Tensor::<1, Int>::arange(0..tokens as i64, (&device, DType::I32));
-        let mut sums = Tensor::<3>::zeros([batch, kv_heads, tokens], (&device, DType::F32));
-        for start in (0..tokens).step_by(ROWS) {
-            let rows = ROWS.min(tokens - start);
-            let shape = [batch, kv_heads, rows, tokens];
-            let column = column.clone().reshape([1, 1, 1, tokens]).expand(shape);
-            let own = Tensor::<1, Int>::arange(
-                start as i64..(start + rows) as i64,
-                (&device, DType::I32),
-            );
-            let own = own.reshape([1, 1, rows, 1]).expand(shape);
-            let cosine = unit.clone().narrow(2, start, rows).matmul(unit_t.clone());
-            let cosine = cosine.mask_fill(column.clone().equal(own), 0.0);
-            // The most recent similar key of each row is spared: 1 + its column, 0 for none.
-            let similar = cosine.clone().greater_scalar(self.threshold);
-            let latest = column.clone().add_scalar(1).mask_fill(similar.bool_not(), 0).max_dim(3);
+        let width = tokens.next_multiple_of(ROW);
+        let unit = filled_up(unit_rows(keys), width).reshape([heads, width, head_dim]);
+        let unit_t = unit.clone().swap_dims(1, 2);
+        let most = (BYTES / (4 * heads * width)).clamp(ROWS[0], ROWS[1]) / ROW * ROW;
+        let column = Tensor::<1, Int>::arange(0..width as i64, (&device, DType::I32));
+        let column = column.reshape([1, 1, width]);
+        // 1 + the column of a key, 0 of what is none.
+        let numbers: Vec<i32> =
+            (1..=width as i32).map(|at| if at > tokens as i32 { 0 } else { at }).collect();
+        let numbers = Tensor::<1, Int>::from_data(numbers.as_slice(), (&device, DType::I32));
+        let numbers = numbers.reshape([1, 1, width]);
+        let mut sums = Tensor::<3>::zeros([heads, 1, width], (&device, DType::F32));
+        for start in (0..width).step_by(most) {
+            let rows = most.min(width - start);
+            let own = column.clone().narrow(2, start, rows).reshape([1, rows, 1]);
+            let same = column.clone().expand([1, rows, width]).equal(own.expand([1, rows, width]));
+            let shape = [heads, rows, width];
+            let numbers = numbers.clone().expand(shape);
+            let cosine = unit.clone().narrow(1, start, rows).matmul(unit_t.clone());
+            let cosine = cosine.mask_fill(same.expand(shape), 0.0);
+            // The most recent similar key of each row is spared.
+            let far = cosine.clone().lower_equal_scalar(self.threshold);
+            let latest = numbers.clone().mask_fill(far, 0).max_dim(2);
             let latest = if self.official { latest.clamp_min(1) } else { latest };
-            let spared = column.add_scalar(1).equal(latest.expand(shape));
-            let cosine = cosine.mask_fill(spared, 0.0);
-            sums = sums + cosine.sum_dim(2).squeeze_dim(2);
+            let spared = numbers.equal(latest.expand(shape));
+            sums = sums + cosine.mask_fill(spared, 0.0).sum_dim(1);
         }
+        let sums = sums.narrow(2, 0, tokens).reshape([batch, kv_heads, tokens]);
         softmax(sums.div_scalar(tokens as f64), 2)
     }
 }

@@ -48,6 +48,22 @@ impl RecentAttention {
     /// The last layer's share of the first layer's budget in the code of KeepKV's authors: recents
     /// of 0.2, and heavy hitters that fall from 0.8 to 0.64 along a half cosine.
     pub const GAMMA: f64 = 0.84;
+
+    /// `[B, Hkv, T]`
+    fn scores(&self, observation: &Observation<'_>) -> Result<Tensor<3>> {
+        let share = (observation.tokens() as f64 * self.share) as usize + 1;
+        let rows = self.rows.unwrap_or(share);
+        let queries = observation.last_queries(Self::NAME, rows)?;
+        if self.unnormalised {
+            let logs = recent_exponentials(&queries, observation.keys, self.last);
+            let shares = softmax(logs, 2).mul_scalar(queries.dims()[2] as f64);
+            return Ok(Reduction::Mean.groups(shares, observation.dims()[1]));
+        }
+        let scores = recent_attention(&queries, observation.keys, self.last)?;
+        // Summed, as the steps that follow add their scores up.
+        let sums = scores.mul_scalar(queries.dims()[2] as f64);
+        Ok(Reduction::Mean.groups(sums, observation.dims()[1]))
+    }
 }
 
 /// The policy from its configuration; layers share the budget as in KeepKV's experiments.
@@ -78,18 +94,7 @@ impl Scorer for RecentAttention {
     }
 
     fn prefill(&self, observation: &Observation<'_>, _budget: usize) -> Result<Tensor<3>> {
-        let share = (observation.tokens() as f64 * self.share) as usize + 1;
-        let rows = self.rows.unwrap_or(share);
-        let queries = observation.last_queries(Self::NAME, rows)?;
-        if self.unnormalised {
-            let logs = recent_exponentials(&queries, observation.keys, self.last);
-            let shares = softmax(logs, 2).mul_scalar(queries.dims()[2] as f64);
-            return Ok(Reduction::Mean.groups(shares, observation.dims()[1]));
-        }
-        let scores = recent_attention(&queries, observation.keys, self.last)?;
-        // Summed, as the steps that follow add their scores up.
-        let sums = scores.mul_scalar(queries.dims()[2] as f64);
-        Ok(Reduction::Mean.groups(sums, observation.dims()[1]))
+        observation.once(&format!("{self:?}"), || self.scores(observation))
     }
 
     fn decoding(&self) -> Decoding {

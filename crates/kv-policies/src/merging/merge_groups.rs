@@ -8,10 +8,13 @@ use kv_kernels::{
 };
 
 use crate::Result;
+use crate::policy::kept_tokens::{KeptTokens, first_slots, of_rows};
 
 /// The kept tokens and the victims of every head range.
 pub(crate) struct Groups {
     kept: Selection,
+    /// The slots of the kept tokens in a cache that victims are merged into from elsewhere.
+    places: Option<Tensor<2, Int>>,
     others: Selection,
     /// The kept tokens, as rows of the pool that victims are in.
     kept_rows: SlotLists,
@@ -30,12 +33,24 @@ struct Open {
     indices: Tensor<2, Int>,
 }
 
-/// Kept slots that victims went into.
+/// Kept slots behind a merge.
 pub(crate) struct Merged {
-    /// Slots of the cache, `[N]`; −1 for slots that no victim went into.
-    pub(crate) slots: Tensor<1, Int>,
+    /// Slots of the cache, `[N]`.
+    slots: Tensor<1, Int>,
+    /// The slots' weights before, `[N, W]`.
+    before: Tensor<2>,
     /// The slots' weights, `[N, W]`.
     pub(crate) weights: Tensor<2>,
+}
+
+impl Merged {
+    /// The slots that victims went into, `[N]`; −1 for others. Weights must have votes.
+    pub(crate) fn slots(&self) -> Tensor<1, Int> {
+        // Every victim that goes into a slot brings votes.
+        let more = (self.weights.clone() - self.before.clone()).narrow(1, 2, 2);
+        let untouched = more.abs().sum_dim(1).squeeze_dim::<1>(1).equal_scalar(0.0);
+        self.slots.clone().mask_fill(untouched, NO_SLOT)
+    }
 }
 
 impl Groups {
@@ -46,9 +61,20 @@ impl Groups {
         firsts: &[usize],
         device: &Device,
     ) -> Result<Self> {
+        Self::of_rows(kept, lengths, firsts, kept.lists(firsts, device)?)
+    }
+
+    /// [`Self::new`] with the kept tokens' rows.
+    fn of_rows(
+        kept: &Selection,
+        lengths: &[usize],
+        firsts: &[usize],
+        kept_rows: SlotLists,
+    ) -> Result<Self> {
         let others = kept.others(lengths)?;
-        let (kept_rows, victims) = (kept.lists(firsts, device)?, others.lists(firsts, device)?);
-        Ok(Self { kept: kept.clone(), others, kept_rows, victims, open: None, takes_any: None })
+        let victims = others.lists(firsts, &kept_rows.slots.device())?;
+        let kept = kept.clone();
+        Ok(Self { kept, places: None, others, kept_rows, victims, open: None, takes_any: None })
     }
 
     /// Spares the first and the last `[sinks, recents]` of a prompt's kept tokens: nothing is
@@ -125,15 +151,24 @@ impl Groups {
         self
     }
 
+    /// Values of victims and of kept tokens, `[P, N]` and `[P, M]`, out of the values of all tokens
+    /// of a prompt, `[P, T]`.
+    pub(crate) fn values(&self, all: &Tensor<2>) -> [Tensor<2>; 2] {
+        [&self.victims, &self.kept_rows].map(|rows| of_rows(all, rows))
+    }
+
     /// The kept slots of a cache, `[P, M]`, −1 behind a head's last one.
     pub(crate) fn kept_slots(&self) -> &Tensor<2, Int> {
         &self.kept_rows.slots
     }
 
-    /// The groups of prompts of `tokens` tokens, whose rows follow each other.
-    pub(crate) fn of_prompts(kept: &Selection, tokens: usize, device: &Device) -> Result<Self> {
+    /// The groups of prompts of `tokens` tokens, whose rows follow each other. Victims are merged
+    /// into a cache of the kept tokens.
+    pub(crate) fn of_prompts(kept: &Selection, tokens: usize, into: &KeptTokens) -> Result<Self> {
         let firsts: Vec<usize> = (0..kept.head_ranges()).map(|range| range * tokens).collect();
-        Self::new(kept, &vec![tokens; kept.head_ranges()], &firsts, device)
+        let lengths = vec![tokens; kept.head_ranges()];
+        let groups = Self::of_rows(kept, &lengths, &firsts, into.rows.clone())?;
+        Ok(Self { places: Some(into.slots.clone()), ..groups })
     }
 
     /// The groups of a cache's slots.
@@ -217,12 +252,15 @@ impl Groups {
         [victim_weights, kept_weights]: [Tensor<3>; 2],
         options: MergeOptions,
     ) -> Result<Merged> {
-        let kept = match from {
-            Some(_) => SlotLists {
-                slots: cache.first_slots(self.kept.lengths())?,
+        let kept = match (from, &self.places) {
+            (Some(_), places) => SlotLists {
+                slots: match places {
+                    Some(places) => places.clone(),
+                    None => first_slots(cache, self.kept.lengths())?,
+                },
                 counts: self.kept_rows.counts.clone(),
             },
-            None => self.kept_rows.clone(),
+            (None, _) => self.kept_rows.clone(),
         };
         let lists = MergeLists {
             targets,
@@ -232,13 +270,11 @@ impl Groups {
             kept,
         };
         let merged = cache.merge_slots(from, &lists, &options)?;
-        let weights: Tensor<2> = merged.weights.flatten(0, 1);
-        let [count, _] = weights.dims();
-        // Every victim that goes into a slot brings votes.
-        let more = (weights.clone() - lists.kept_weights.flatten(0, 1)).narrow(1, 2, 2);
-        let untouched = more.abs().sum_dim(1).reshape([count]).equal_scalar(0.0);
-        let slots: Tensor<1, Int> = lists.kept.slots.flatten(0, 1);
-        Ok(Merged { slots: slots.mask_fill(untouched, NO_SLOT), weights })
+        Ok(Merged {
+            slots: lists.kept.slots.flatten(0, 1),
+            before: lists.kept_weights.flatten(0, 1),
+            weights: merged.weights.flatten(0, 1),
+        })
     }
 }
 
@@ -247,6 +283,18 @@ pub(crate) struct Read<'a> {
     pub(crate) kept: &'a [Vec<u32>],
     pub(crate) victims: &'a [Vec<u32>],
     pub(crate) targets: Vec<Vec<i32>>,
+}
+
+/// Weights of tokens that stand for themselves alone, `[P, N, 4]`: `ln p` of 0, their scores, `[P,
+/// N]`, and one vote.
+pub(crate) fn one_vote_each(log_scores: Tensor<2>) -> Tensor<3> {
+    let [rows, width] = log_scores.dims();
+    let (device, shape) = (log_scores.device(), [rows, width, 4]);
+    let others = Tensor::<1>::from_data([0.0, 0.0, 1.0, 0.0].as_slice(), (&device, DType::F32));
+    let columns = Tensor::<1, Int>::arange(0..4, (&device, DType::I32));
+    let own = columns.equal_scalar(1).reshape([1, 1, 4]).expand(shape);
+    let scores = log_scores.unsqueeze_dim::<3>(2).expand(shape);
+    others.reshape([1, 1, 4]).expand(shape).mask_where(own, scores)
 }
 
 /// For the token of every rank, the rank of the most similar token that ranks higher, `[P, T]`; −1

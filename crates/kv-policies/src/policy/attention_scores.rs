@@ -1,6 +1,8 @@
 //! Attention of a few queries over a prompt's keys, and what scorers do with it.
 
 use burn::tensor::activation::softmax;
+use burn::tensor::module::{avg_pool1d, max_pool1d};
+use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
 use burn::tensor::{DType, Int, Tensor};
 use kv_kernels::{GroupReduction, causal_softmax};
 use serde::{Deserialize, Serialize};
@@ -62,10 +64,11 @@ pub(crate) fn logits(queries: &Tensor<4>, keys: &Tensor<4>) -> Tensor<4> {
     let [batch, heads, window, head_dim] = queries.dims();
     let [_, kv_heads, tokens, _] = keys.dims();
     let rows = heads / kv_heads * window;
-    let queries = queries.clone().cast(DType::F32).reshape([batch, kv_heads, rows, head_dim]);
+    // Queries are scaled rather than logits, which are many more.
+    let queries = queries.clone().cast(DType::F32).mul_scalar(1.0 / (head_dim as f64).sqrt());
+    let queries = queries.reshape([batch, kv_heads, rows, head_dim]);
     let keys = keys.clone().cast(DType::F32).swap_dims(2, 3);
-    let scale = 1.0 / (head_dim as f64).sqrt();
-    queries.matmul(keys).mul_scalar(scale).reshape([batch, heads, window, tokens])
+    queries.matmul(keys).reshape([batch, heads, window, tokens])
 }
 
 /// Logits of the last `W` queries over all keys, −∞ for keys behind a query, f32.
@@ -133,28 +136,67 @@ const BLOCK_BYTES: usize = 64 << 20;
 /// The fewest and the most queries of a block.
 const QUERIES: [usize; 2] = [16, 1024];
 
-/// [`recent_attention`] of a batch of one.
-fn recent_attention_of_one(queries: &Tensor<4>, keys: &Tensor<4>, last: f32) -> Result<Tensor<3>> {
-    let [_, heads, rows, _] = queries.dims();
-    let tokens = keys.dims()[2];
-    let most = (BLOCK_BYTES / (4 * heads * tokens).max(1)).clamp(QUERIES[0], QUERIES[1]);
-    let device = queries.device();
-    let keys = keys.clone().cast(DType::F32);
-    let mut sum = Tensor::<3>::zeros([1, heads, tokens], (&device, DType::F32));
-    for start in (0..rows).step_by(most) {
-        let block = most.min(rows - start);
-        // The block's queries see nothing behind the last of them.
-        let seen = tokens - rows + start + block;
-        let queries = queries.clone().narrow(2, start, block);
-        let attention = window_weights(&queries, &keys.clone().narrow(2, 0, seen))?;
-        let weight = |row: usize| 1.0 + (last - 1.0) * row as f32 / (rows.max(2) - 1) as f32;
-        let weights: Vec<f32> = (start..start + block).map(weight).collect();
-        let weights = Tensor::<1>::from_data(weights.as_slice(), (&device, DType::F32));
-        let weighted = attention * weights.reshape([1, 1, block, 1]);
-        let seen_sum = sum.clone().narrow(2, 0, seen) + weighted.sum_dim(2).squeeze_dim(2);
-        sum = sum.slice_assign([0..1, 0..heads, 0..seen], seen_sum);
+/// Rows of matrices are filled up to a multiple of this many numbers: CUDA pads others, and copies
+/// them whenever they are reshaped.
+pub(crate) const ROW: usize = 128;
+
+/// The tensor with zeros behind its third dimension, up to `length`.
+pub(crate) fn filled_up(tensor: Tensor<4>, length: usize) -> Tensor<4> {
+    let [batch, heads, own, head_dim] = tensor.dims();
+    if length <= own {
+        return tensor;
     }
-    Ok(sum.div_scalar(rows as f64))
+    let missing = [batch, heads, length - own, head_dim];
+    let zeros = Tensor::zeros(missing, (&tensor.device(), tensor.dtype()));
+    Tensor::cat(vec![tensor, zeros], 2)
+}
+
+/// [`recent_attention`] of a batch of one. Zero queries of no weight behind the last one see the
+/// zero keys that fill up the rows of the matrix.
+fn recent_attention_of_one(queries: &Tensor<4>, keys: &Tensor<4>, last: f32) -> Result<Tensor<3>> {
+    let [_, heads, count, _] = queries.dims();
+    let (tokens, device) = (keys.dims()[2], queries.device());
+    let width = tokens.next_multiple_of(ROW);
+    let rows = count + width - tokens;
+    let keys = filled_up(keys.clone().cast(DType::F32), width);
+    let queries = filled_up(queries.clone().cast(DType::F32), rows);
+    let weight = |row: usize| match row < count {
+        true => 1.0 + (last - 1.0) * row as f32 / (count.max(2) - 1) as f32,
+        false => 0.0,
+    };
+    let most = (BLOCK_BYTES / (4 * heads * width).max(1)).clamp(QUERIES[0], QUERIES[1]);
+    // The last block comes first, since it sees all keys.
+    let mut sum: Option<Tensor<3>> = None;
+    let mut end = rows;
+    while end > 0 {
+        let start = block_start(end, most, width - rows);
+        // The block's queries see nothing behind the last of them.
+        let seen = width - rows + end;
+        let own = queries.clone().narrow(2, start, end - start);
+        let attention = window_weights(&own, &keys.clone().narrow(2, 0, seen))?;
+        let weights: Vec<f32> = (start..end).map(weight).collect();
+        let weights = Tensor::<1>::from_data(weights.as_slice(), (&device, DType::F32));
+        let weighted = attention * weights.reshape([1, 1, end - start, 1]);
+        let weighted: Tensor<3> = weighted.sum_dim(2).squeeze_dim(2);
+        sum = Some(match sum {
+            None => weighted,
+            Some(sum) => {
+                let seen_sum = sum.clone().narrow(2, 0, seen) + weighted;
+                sum.slice_assign([0..1, 0..heads, 0..seen], seen_sum)
+            }
+        });
+        end = start;
+    }
+    let none = || Tensor::zeros([1, heads, width], (&device, DType::F32));
+    Ok(sum.unwrap_or_else(none).narrow(2, 0, tokens).div_scalar(count as f64))
+}
+
+/// Where a block of at most `most` queries begins that ends at `end`: where the queries before it
+/// see a multiple of [`ROW`] keys, if that leaves queries. All queries see the first `before` keys.
+fn block_start(end: usize, most: usize, before: usize) -> usize {
+    let Some(start) = end.checked_sub(most) else { return 0 };
+    let whole = (before + start).next_multiple_of(ROW) - before;
+    if start > 0 && whole < end { whole } else { start }
 }
 
 /// `ln Σ w exp(q . k / sqrt(D))` over the last `W` queries, with [`recent_attention`]'s weights
@@ -214,27 +256,19 @@ pub(crate) fn check_window(window: usize, kernel: usize) -> std::result::Result<
 /// # Shapes
 /// `scores` `[B, H, T]`; returns `[B, H, T]`. `kernel` must be odd.
 pub fn pool_scores(scores: Tensor<3>, pooling: Pooling, kernel: usize) -> Tensor<3> {
-    let [batch, heads, tokens] = scores.dims();
-    if kernel <= 1 || tokens == 0 {
+    if kernel <= 1 || scores.dims()[2] == 0 {
         return scores;
     }
-    let side = kernel / 2;
-    let device = scores.device();
-    let pad = match pooling {
-        Pooling::Avg => 0.0,
-        Pooling::Max => f32::NEG_INFINITY,
-    };
-    let pad = Tensor::full([batch, heads, side], pad, (&device, scores.dtype()));
-    let padded = Tensor::cat(vec![pad.clone(), scores, pad], 2);
-    let shifted = (0..kernel).map(|shift| padded.clone().narrow(2, shift, tokens));
-    let pooled = shifted.reduce(|a, b| match pooling {
-        Pooling::Avg => a + b,
-        Pooling::Max => a.max_pair(b),
-    });
-    match (pooled, pooling) {
-        (Some(sum), Pooling::Avg) => sum.div_scalar(kernel as f64),
-        (Some(max), Pooling::Max) => max,
-        (None, _) => padded,
+    let side = [kernel / 2];
+    match pooling {
+        Pooling::Avg => {
+            let options = AvgPoolOptions::new([kernel]).with_stride([1]).with_padding(side);
+            avg_pool1d(scores, options)
+        }
+        Pooling::Max => {
+            let options = MaxPoolOptions::new([kernel]).with_stride([1]).with_padding(side);
+            max_pool1d(scores, options)
+        }
     }
 }
 
@@ -262,5 +296,39 @@ mod tests {
                 assert!(error < 1e-5, "{} {window} of {tokens}: {error}", tested.name);
             }
         }
+    }
+
+    /// Two blocks and no whole row: the sums are those of the whole matrix.
+    #[test]
+    fn blocks_of_recent_attention_add_up() {
+        for tested in devices() {
+            for [rows, tokens] in [[1100, 1237], [1100, 1100], [5, 130], [1, 256]] {
+                let mut numbers = Numbers::new(rows as u64);
+                let queries = numbers.tensor([2, 2, rows, 8], &tested.device);
+                let keys = numbers.tensor([2, 1, tokens, 8], &tested.device);
+                let weights: Vec<f32> = (0..rows)
+                    .map(|row| 1.0 + 0.2 * row as f32 / (rows.max(2) - 1) as f32)
+                    .collect();
+                let weights = Tensor::<1>::from_data(weights.as_slice(), &tested.device);
+                let whole = window_attention(&queries, &keys) * weights.reshape([1, 1, rows, 1]);
+                let expected = whole.sum_dim(2).div_scalar(rows as f64);
+                let expected = expected.try_into_vec_as::<f32>().unwrap();
+                let expected: Vec<f64> = expected.into_iter().map(f64::from).collect();
+                let actual = recent_attention(&queries, &keys, 1.2).unwrap();
+                assert_eq!(actual.dims(), [2, 2, tokens]);
+                let actual = actual.try_into_vec_as::<f32>().unwrap();
+                let error = relative_error(&actual, &expected);
+                assert!(error < 1e-5, "{} {rows} of {tokens}: {error}", tested.name);
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_begin_where_queries_see_whole_rows() {
+        assert_eq!(block_start(820, 455, 3276), 436);
+        assert_eq!((3276 + block_start(820, 455, 3276)) % ROW, 0);
+        assert_eq!(block_start(300, 455, 3276), 0);
+        // A block of fewer queries than a row has begins where it may.
+        assert_eq!(block_start(100, 16, 28), 84);
     }
 }

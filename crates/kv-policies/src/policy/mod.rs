@@ -9,6 +9,7 @@
 //! * [`lists`]: steps that attend to lists of slots; [`reads`]: counts of what steps have read.
 //! * [`attention_scores`]: attention of the last queries, pooled and reduced.
 //! * [`write_slots`]: caches of a fixed size, whose new tokens overwrite.
+//! * [`kept_tokens`]: tracks of what a cache keeps of a prompt.
 //! * [`ends`]: first and last tokens that always stay.
 //! * [`config`]: parameters from and to JSON; [`check`]: what they may be; [`spelling`]: kernels'
 //!   choices among them.
@@ -24,6 +25,7 @@ pub(crate) mod error;
 pub(crate) mod evictor;
 pub(crate) mod forward;
 pub(crate) mod generator;
+pub(crate) mod kept_tokens;
 pub(crate) mod lists;
 pub(crate) mod notice;
 pub(crate) mod observation;

@@ -1,5 +1,8 @@
 //! What a policy is shown of a prompt.
 
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::{CacheOptions, LayerCache, Room, Selection};
 
@@ -43,6 +46,25 @@ pub struct Observation<'a> {
     pub inverse_frequencies: &'a [f64],
     /// One seed a sequence, for policies that draw.
     pub seeds: &'a [u64],
+    /// Scores that policies have computed of it.
+    pub known: KnownScores,
+}
+
+/// Scores that policies have computed of an observation, for all that are shown it. A clone has
+/// none, since it may be changed.
+#[derive(Debug, Default)]
+pub struct KnownScores(Arc<Mutex<BTreeMap<String, Tensor<3>>>>);
+
+impl KnownScores {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<String, Tensor<3>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Clone for KnownScores {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
 }
 
 impl<'a> Observation<'a> {
@@ -62,6 +84,7 @@ impl<'a> Observation<'a> {
             decoding: false,
             inverse_frequencies: &[],
             seeds: &[],
+            known: KnownScores::default(),
         }
     }
 
@@ -142,6 +165,22 @@ impl<'a> Observation<'a> {
         self.column_sums.clone().ok_or(missing)
     }
 
+    /// Scores that depend on the observation and the parameters in `key` alone: computed when they
+    /// are first asked for, by whichever policy, and there for all that are shown the observation.
+    pub(crate) fn once(
+        &self,
+        key: &str,
+        compute: impl FnOnce() -> Result<Tensor<3>>,
+    ) -> Result<Tensor<3>> {
+        let found = self.known.all().get(key).cloned();
+        if let Some(scores) = found {
+            return Ok(scores);
+        }
+        let scores = compute()?;
+        self.known.all().insert(key.to_string(), scores.clone());
+        Ok(scores)
+    }
+
     /// A cache of what `selection` keeps of the prompt, not yet prepared for decoding.
     ///
     /// # Errors
@@ -171,6 +210,7 @@ pub struct OwnedObservation {
     raw_queries: Option<Tensor<4>>,
     inverse_frequencies: Vec<f64>,
     seeds: Vec<u64>,
+    known: KnownScores,
 }
 
 impl OwnedObservation {
@@ -191,23 +231,28 @@ impl OwnedObservation {
             raw_queries: queries,
             inverse_frequencies: observation.inverse_frequencies.to_vec(),
             seeds: observation.seeds.to_vec(),
+            known: KnownScores(observation.known.0.clone()),
         }
     }
 
     /// The observation that a policy is shown.
     pub fn view(&self) -> Observation<'_> {
-        Observation::new(&self.keys, &self.values, &self.positions)
+        let view = Observation::new(&self.keys, &self.values, &self.positions)
             .of_layer(self.layer)
             .of_prompt(self.prompt_tokens)
             .with_window(self.window.clone())
             .with_column_sums(self.column_sums.clone())
             .with_raw_queries(self.raw_queries.clone())
             .with_frequencies(&self.inverse_frequencies)
-            .with_seeds(&self.seeds)
+            .with_seeds(&self.seeds);
+        Observation { known: KnownScores(self.known.0.clone()), ..view }
     }
 
     /// One sequence of the batch.
     pub fn row(&self, row: usize) -> Self {
+        if self.keys.dims()[0] == 1 {
+            return self.clone();
+        }
         let of = |tensor: &Tensor<4>| tensor.clone().narrow(0, row, 1);
         Self {
             layer: self.layer,
@@ -220,6 +265,37 @@ impl OwnedObservation {
             raw_queries: self.raw_queries.as_ref().map(of),
             inverse_frequencies: self.inverse_frequencies.clone(),
             seeds: self.seeds.get(row).copied().into_iter().collect(),
+            known: KnownScores::default(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kv_testing::devices;
+
+    use super::*;
+
+    /// Scores are computed once, until an observation is cloned, which may be changed.
+    #[test]
+    fn scores_are_known_to_all_who_see_the_observation() {
+        let device = devices().remove(0).device;
+        let keys = Tensor::<4>::zeros([1, 1, 2, 2], &device);
+        let positions = Tensor::<2, Int>::zeros([1, 2], &device);
+        let observation = Observation::new(&keys, &keys, &positions);
+        let count = std::cell::Cell::new(0);
+        let ask = |observation: &Observation<'_>, key: &str| {
+            let compute = || {
+                count.set(count.get() + 1);
+                Ok(Tensor::<3>::zeros([1, 1, 2], &device))
+            };
+            observation.once(key, compute).unwrap();
+            count.get()
+        };
+        assert_eq!([ask(&observation, "a"), ask(&observation, "a")], [1, 1]);
+        assert_eq!([ask(&observation, "b"), ask(&observation.clone(), "a")], [2, 3]);
+        let owned = OwnedObservation::new(&observation, Needs::default());
+        assert_eq!([ask(&owned.view(), "a"), ask(&owned.view(), "c")], [3, 4]);
+        assert_eq!(ask(&observation, "c"), 4);
     }
 }

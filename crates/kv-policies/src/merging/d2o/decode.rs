@@ -27,7 +27,15 @@ impl D2o {
         };
         let device = cache.options().device.clone();
         let ones = Tensor::<1, Int>::ones([total_kv_heads], (&device, DType::I32));
-        let victims = victims.clone().reshape([total_kv_heads, 1]).clamp_min(0);
+        // Heads within their limit have no victim.
+        let over = lengths.iter().zip(limits).map(|(length, limit)| f32::from(length > limit));
+        let over: Vec<f32> = over.collect();
+        let uneven = over.contains(&0.0);
+        // Whether every head has a victim, and another slot that it may go into.
+        let alike = !uneven && lengths.iter().all(|&length| length > 1);
+        let alike = alike && !self.options.spare_protected;
+        let victims = victims.clone().reshape([total_kv_heads, 1]);
+        let victims = if alike { victims } else { victims.clamp_min(0) };
         let of = SlotLists { slots: victims, counts: ones.clone() };
         let among = match self.options.spare_protected {
             true => self.open_slots(cache)?,
@@ -36,58 +44,60 @@ impl D2o {
         let nearest =
             nearest_slots(cache.keys().clone(), &of, &among, NearestSlotsOptions::default())
                 .map_err(kv_core::Error::from)?;
-        let cosines = nearest.cosines.clamp_min(-1.0);
-        // Heads within their limit have no victim.
-        let over = lengths.iter().zip(limits).map(|(length, limit)| f32::from(length > limit));
-        let over: Vec<f32> = over.collect();
-        let uneven = over.contains(&0.0);
-        let per_head = cosines.clone().reshape([batch, kv_heads]);
+        let cosines = nearest.cosines.reshape([batch, kv_heads]);
+        let cosines = if alike { cosines } else { cosines.clamp_min(-1.0) };
         let (mean, none) = if uneven {
             let over = Tensor::<1>::from_data(over.as_slice(), (&device, DType::F32));
             let over = over.reshape([batch, kv_heads]);
             let count = over.clone().sum_dim(1);
-            let mean = (per_head * over).sum_dim(1) / count.clone().clamp_min(1.0);
-            (mean, Some(count.equal_scalar(0.0).reshape([batch, 1, 1])))
+            let mean = (cosines.clone() * over).sum_dim(1) / count.clone().clamp_min(1.0);
+            (mean, Some(count.equal_scalar(0.0)))
         } else {
-            (per_head.mean_dim(1), None)
+            (cosines.clone().mean_dim(1), None)
         };
-        let mean = mean.reshape([batch, 1, 1]);
+        let before: Tensor<2> = threshold.reshape([batch, 1]);
         let momentum = self.options.momentum;
         let followed =
-            threshold.clone().mul_scalar(1.0 - momentum) + mean.clone().mul_scalar(momentum);
-        let first = threshold.clone().lower_equal_scalar(NO_THRESHOLD);
-        let mut next = followed.mask_where(first, mean.clone());
+            before.clone().mul_scalar(1.0 - momentum) + mean.clone().mul_scalar(momentum);
+        let first = before.clone().lower_equal_scalar(NO_THRESHOLD);
+        let mut threshold = followed.mask_where(first, mean.clone());
         if let Some(none) = none {
-            next = next.mask_where(none, threshold);
+            threshold = threshold.mask_where(none, before);
         }
-        let threshold = next;
         let compared = match self.options.official {
-            true => mean.expand([batch, kv_heads, 1]).reshape([total_kv_heads, 1]),
+            true => mean.expand([batch, kv_heads]),
             false => cosines.clone(),
         };
-        let own = threshold.clone().expand([batch, kv_heads, 1]).reshape([total_kv_heads, 1]);
-        cache.assign_state(THRESHOLD, threshold)?;
-        let mut stays = compared.lower(own);
+        let mut stays = compared.lower(threshold.clone().expand([batch, kv_heads]));
+        cache.assign_state(THRESHOLD, threshold.reshape([batch, 1, 1]))?;
+        let places = nearest.places;
         if uneven {
             let within = over.iter().map(|&over| i32::from(over == 0.0));
             let within: Vec<i32> = within.collect();
             let within = Tensor::<1, Int>::from_data(within.as_slice(), (&device, DType::I32));
-            stays = stays.bool_or(within.equal_scalar(1).reshape([total_kv_heads, 1]));
+            stays = stays.bool_or(within.equal_scalar(1).reshape([batch, kv_heads]));
         }
-        // Without another slot there is nothing to merge into.
-        stays = stays.bool_or(nearest.places.clone().lower_elem(0));
-        let first = cache.ranges().offsets.clone().reshape([total_kv_heads, 1]);
-        let slots = among.slots.gather(1, nearest.places.clamp_min(0)).max_pair(first);
-        let kept = slots.clone().reshape([total_kv_heads]);
-        let weigh = |scores: Tensor<2>| {
-            let scores = scores.reshape([total_kv_heads, 1, 1]);
-            Tensor::cat(vec![scores.zeros_like(), scores], 2)
+        let slots = if alike {
+            among.slots.gather(1, places)
+        } else {
+            // Without another slot there is nothing to merge into.
+            stays = stays.bool_or(places.clone().lower_elem(0).reshape([batch, kv_heads]));
+            let first = cache.ranges().offsets.clone().reshape([total_kv_heads, 1]);
+            among.slots.gather(1, places.clamp_min(0)).max_pair(first)
         };
+        let kept = slots.clone().reshape([total_kv_heads]);
+        let stays = stays.reshape([total_kv_heads, 1]);
+        // Means are weighted by the sum of both logarithms, which so are a half each.
+        let weigh = |scores: Tensor<2>| {
+            let halves = scores.mul_scalar(0.5).reshape([total_kv_heads, 1, 1]);
+            halves.expand([total_kv_heads, 1, 2])
+        };
+        let own = Tensor::ones([batch, kv_heads], (&device, DType::F32));
         let lists = MergeLists {
             targets: slots.zeros_like().mask_fill(stays.clone(), NO_SLOT),
             victim_weights: weigh(self.log_scores(cosines.clone())),
             victims: of,
-            kept_weights: weigh(self.log_scores(cosines.ones_like())),
+            kept_weights: weigh(self.log_scores(own)),
             kept: SlotLists { slots, counts: ones },
         };
         cache.merge_slots(None, &lists, &Self::merging())?;

@@ -67,11 +67,14 @@ impl D2o {
 /// The variation of a layer's attention over tokens, one number a sequence, `[B]`: the mean over
 /// query heads of the variance of the prompt's column sums, scaled to 0 to 1 in each head.
 fn variation(observation: &Observation<'_>) -> Result<Vec<f32>> {
-    let sums = observation.attention_sums(NAME)?.cast(DType::F32);
-    let (least, most) = (sums.clone().min_dim(2), sums.clone().max_dim(2));
-    let range: Tensor<3> = (most - least.clone()).clamp_min(f32::MIN_POSITIVE);
-    let normalised = (sums - least) / range;
-    let mean = normalised.clone().mean_dim(2);
-    let variance = (normalised - mean).powi_scalar(2).mean_dim(2);
-    Ok(read_f32("variation", variance.mean_dim(1))?)
+    let variation = observation.once("d2o", || {
+        let sums = observation.attention_sums(NAME)?.cast(DType::F32);
+        let (least, most) = (sums.clone().min_dim(2), sums.clone().max_dim(2));
+        let range: Tensor<3> = (most - least.clone()).clamp_min(f32::MIN_POSITIVE);
+        let normalised = (sums - least) / range;
+        let mean = normalised.clone().mean_dim(2);
+        let variance = (normalised - mean).powi_scalar(2).mean_dim(2);
+        Ok(variance.mean_dim(1))
+    })?;
+    Ok(read_f32("variation", variation)?)
 }

@@ -11,11 +11,12 @@ use kv_kernels::{KeyRule, MergeOptions, NO_SLOT, Nearest};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::merging::merge_groups::Groups;
+use crate::merging::merge_groups::{Groups, one_vote_each};
 use crate::policy::check::Check;
 use crate::policy::config::{Config, EVICTOR, config_around};
 use crate::policy::evictor::{evictor_of, evictor_part};
 use crate::policy::forward::forward;
+use crate::policy::kept_tokens::KeptTokens;
 use crate::policy::sentinels::NO_THRESHOLD;
 use crate::{
     Attended, Capabilities, Composition, Eviction, EvictionPolicy, H2o, LayerContext, Merge, Needs,
@@ -97,7 +98,8 @@ impl D2o {
         let [batch, kv_heads, tokens, head_dim] = observation.dims();
         let total_kv_heads = batch * kv_heads;
         let device = cache.options().device.clone();
-        let mut groups = Groups::of_prompts(selection, tokens, &device)?;
+        let kept = KeptTokens::new(cache, selection, tokens)?;
+        let mut groups = Groups::of_prompts(selection, tokens, &kept)?;
         if groups.is_empty() {
             let none_yet = Tensor::full([batch, 1, 1], NO_THRESHOLD, (&device, DType::F32));
             cache.set_state(THRESHOLD, none_yet);
@@ -114,43 +116,50 @@ impl D2o {
         let (keys, values) = (flat(observation.keys), flat(observation.values));
         let Nearest { places, cosines } = groups.nearest(&keys)?;
         let [_, width] = cosines.dims();
-        // 1 where a head has an `i`-th victim, else 0: heads may have different numbers of victims.
+        let mut cosines = cosines.reshape([batch, kv_heads, width]);
         let counts = groups.victim_counts();
-        let lives: Vec<f32> = counts
-            .iter()
-            .flat_map(|&count| (0..width).map(move |at| f32::from(at < count)))
-            .collect();
-        let lives = Tensor::<1>::from_data(lives.as_slice(), (&device, DType::F32));
-        let lives = lives.reshape([batch, kv_heads, width]);
-        let none = lives.clone().equal_scalar(0.0);
-        let cosines = cosines.reshape([batch, kv_heads, width]).mask_fill(none, 0.0);
+        // Where heads have different numbers of victims, cosines behind a head's last one are 0.
+        let ragged = counts.iter().any(|&count| count < width);
+        let lives = || {
+            let lives = counts
+                .iter()
+                .flat_map(|&count| (0..width).map(move |at| f32::from(at < count)))
+                .collect::<Vec<_>>();
+            let lives = Tensor::<1>::from_data(lives.as_slice(), (&device, DType::F32));
+            lives.reshape([batch, kv_heads, width])
+        };
+        if ragged {
+            cosines = cosines.mask_fill(lives().equal_scalar(0.0), 0.0);
+        }
         let totals: Vec<f32> =
             counts.chunks(kv_heads).map(|of| of.iter().sum::<usize>() as f32).collect();
+        let some = totals.iter().all(|&total| total > 0.0);
         let totals = Tensor::<1>::from_data(totals.as_slice(), (&device, DType::F32));
         let totals = totals.reshape([batch, 1, 1]);
         let sums = cosines.clone().sum_dim(2).sum_dim(1);
-        let thresholds = (sums / totals.clone().clamp_min(1.0))
-            .mask_fill(totals.equal_scalar(0.0), NO_THRESHOLD);
+        let thresholds = match some {
+            true => sums / totals,
+            false => {
+                let none = totals.clone().equal_scalar(0.0);
+                (sums / totals.clamp_min(1.0)).mask_fill(none, NO_THRESHOLD)
+            }
+        };
         cache.set_state(THRESHOLD, thresholds.clone());
         let decides = match self.options.official {
             // The authors decide by victims' ranks, for all heads together.
             true => {
-                let heads = lives.sum_dim(1).clamp_min(1.0);
+                let heads = lives().sum_dim(1).clamp_min(1.0);
                 (cosines.clone().sum_dim(1) / heads).expand([batch, kv_heads, width])
             }
             false => cosines.clone(),
         };
-        let stays = decides.greater_equal(thresholds.expand([batch, kv_heads, width]));
-        let targets = places.mask_fill(stays.bool_not().reshape([total_kv_heads, width]), NO_SLOT);
+        let goes = decides.lower(thresholds.expand([batch, kv_heads, width]));
+        let targets = places.mask_fill(goes.reshape([total_kv_heads, width]), NO_SLOT);
 
-        let of_victims = self.log_scores(cosines.reshape([total_kv_heads, width, 1]));
+        let of_victims = self.log_scores(cosines.reshape([total_kv_heads, width]));
         let most = selection.lengths().iter().copied().max().unwrap_or_default();
-        let of_kept =
-            self.log_scores(Tensor::ones([total_kv_heads, most, 1], (&device, DType::F32)));
-        let weights = [of_victims, of_kept].map(|scores| {
-            let (none, one) = (scores.zeros_like(), scores.ones_like());
-            Tensor::cat(vec![none.clone(), scores, one, none], 2)
-        });
+        let of_kept = Tensor::ones([total_kv_heads, most], (&device, DType::F32));
+        let weights = [of_victims, self.log_scores(of_kept)].map(one_vote_each);
         let from = Some([&keys, &values]);
         let merged = groups.merge(cache, from, targets, weights, Self::merging())?;
         if !self.options.official {
@@ -158,9 +167,9 @@ impl D2o {
         }
         // The authors divide by the number of tokens rather than by the weights: the mean of these
         // is the slot's score.
-        let count = merged.slots.dims()[0];
-        let factors = merged.weights.narrow(1, 1, 1).reshape([count]).exp();
-        Ok(cache.scale_slots(&merged.slots, factors)?)
+        let slots = merged.slots();
+        let factors = merged.weights.narrow(1, 1, 1).squeeze_dim::<1>(1).exp();
+        Ok(cache.scale_slots(&slots, factors)?)
     }
 
     /// The policy from its configuration, around the evictor that it names or the paper's.

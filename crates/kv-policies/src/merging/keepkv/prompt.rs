@@ -7,7 +7,8 @@ use kv_kernels::{group_priority_ranks, rankings};
 use super::scores::{LOG_SAMPLES, LOG_SCORES, PromptScores, mean_queries};
 use super::takes::TAKES;
 use super::{KeepKv, NAME, Order, Predictor, votes, window};
-use crate::merging::merge_groups::{Groups, leaders};
+use crate::merging::merge_groups::{Groups, leaders, one_vote_each};
+use crate::policy::kept_tokens::KeptTokens;
 use crate::policy::sentinels::LOG_OF_NO_SCORE;
 use crate::{Observation, Result};
 
@@ -68,24 +69,25 @@ impl KeepKv {
     ) -> Result<()> {
         let [batch, kv_heads, tokens, head_dim] = observation.dims();
         let rows = batch * kv_heads * tokens;
-        let PromptScores { scores, samples, rows: each } = self.prompt_scores(observation)?;
-        cache.set_kept_track(LOG_SCORES, scores.clone(), selection, LOG_OF_NO_SCORE)?;
+        let kept = KeptTokens::new(cache, selection, tokens)?;
+        let PromptScores { scores, samples } = self.prompt_scores(observation)?;
+        kept.set_track(cache, LOG_SCORES, &scores, LOG_OF_NO_SCORE)?;
         // Far behind a prompt's start the absolute step corrects nothing.
         let fresh = if self.options.absolute_step { 0.0 } else { LOG_OF_NO_SCORE };
-        cache.set_kept_track(LOG_SAMPLES, samples.clone(), selection, fresh)?;
+        kept.set_track(cache, LOG_SAMPLES, &samples, fresh)?;
         votes::init_cache(cache)?;
         if cache.log_weights().is_none() {
             // The weights are there from the start, so that steps allocate nothing.
             cache.set_live_log_weights(&vec![0.0; selection.total()])?;
         }
-        let mut groups = Groups::of_prompts(selection, tokens, &observation.keys.device())?;
+        let mut groups = Groups::of_prompts(selection, tokens, &kept)?;
         let slots = selection.lengths().iter().copied().min().unwrap_or_default();
         if self.options.spare_protected && !groups.is_empty() {
             groups = groups.sparing_ends(self.evictor.protected(slots, false)?);
         }
         self.choose_takers(cache, observation, selection)?;
         if let Some(takes) = cache.track(TAKES) {
-            groups = groups.taking(takes, &cache.first_slots(selection.lengths())?);
+            groups = groups.taking(takes, &kept.slots);
         }
         let flat = |tensor: &Tensor<4>| {
             tensor.clone().reshape([rows, head_dim]).cast(cache.options().dtype)
@@ -93,19 +95,23 @@ impl KeepKv {
         let (keys, values) = (flat(observation.keys), flat(observation.values));
         let targets = groups.targets(&keys, self.options.threshold)?;
         if self.options.predictor == Predictor::Window {
+            let each = self.prompt_scores_of_each(observation)?;
             window::init_cache(cache, &groups.read(&targets)?, &each, self.options.window)?;
         }
         let queries = observation.last_queries(NAME, 1)?.squeeze_dim(2);
         let predicted = self.add_epsilon((scores - samples).reshape([rows]));
-        let zeros = || predicted.zeros_like();
-        let mut columns = vec![zeros(), predicted.clone(), zeros().add_scalar(1.0), zeros()];
+        let predicted = groups.values(&predicted.reshape([batch * kv_heads, tokens]));
+        let mut weights = predicted.map(one_vote_each);
         if self.options.inherit {
-            columns.push(self.evictor.scores(observation, slots)?.reshape([rows]));
+            let inherited = self.evictor.scores(observation, slots)?.flatten(0, 1);
+            let inherited = groups.values(&inherited).map(|own| own.unsqueeze_dim(2));
+            let [victims, kept] = weights;
+            let [of_victims, of_kept] = inherited;
+            weights = [[victims, of_victims], [kept, of_kept]]
+                .map(|columns| Tensor::cat(columns.to_vec(), 2));
         }
-        let weights = Tensor::stack::<2>(columns, 1);
         let options = self.merging(Some(mean_queries(queries, kv_heads)));
-        let (from, weights) = (Some([&keys, &values]), groups.weights(&weights));
-        let merged = groups.merge(cache, from, targets, weights, options)?;
+        let merged = groups.merge(cache, Some([&keys, &values]), targets, weights, options)?;
         let before = self.weights_before(cache);
         self.weigh(cache, merged)?;
         self.remember_merges(cache, before)

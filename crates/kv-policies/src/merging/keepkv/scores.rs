@@ -36,8 +36,6 @@ pub(super) struct PromptScores {
     pub(super) scores: Tensor<2>,
     /// The logarithm of the weights' sum, `[B * Hkv, T]`.
     pub(super) samples: Tensor<2>,
-    /// `ln s` of each of the last queries, `[B * Hkv, W, T]`.
-    pub(super) rows: Tensor<3>,
 }
 
 impl KeepKv {
@@ -51,20 +49,19 @@ impl KeepKv {
 
     /// The scores that the last queries of a prompt give its tokens.
     pub(super) fn prompt_scores(&self, observation: &Observation<'_>) -> Result<PromptScores> {
-        let queries = observation.last_queries(NAME, self.options.window)?;
         let [batch, kv_heads, tokens, _] = observation.dims();
-        let [_, heads, window, _] = queries.dims();
-        let group = heads / kv_heads;
-        let logits = window_logits(&queries, observation.keys);
-        let grouped = logits.reshape([batch, kv_heads, group, window, tokens]);
-        let scores = log_mean(grouped, 2).reshape([batch, kv_heads, window, tokens]);
-        let rows = scores.clone().reshape([batch * kv_heads, window, tokens]);
+        let total_kv_heads = batch * kv_heads;
+        let window = observation.last_queries(NAME, self.options.window)?.dims()[2];
         let [new, old] = self.weights();
-        let ages = (0..window).rev().map(|age| (new + age as f64 * old) as f32);
-        let ages: Vec<f32> = ages.collect();
-        let ages = Tensor::<1>::from_data(ages.as_slice(), &scores.device());
-        let scores = scores + ages.reshape([1, 1, window, 1]);
-        let sums = log_mean(scores, 2).add_scalar((window as f64).ln());
+        let scores = observation.once(&format!("{NAME} {window} {new} {old}"), || {
+            let rows = self.prompt_rows(observation)?;
+            let ages = (0..window).rev().map(|age| (new + age as f64 * old) as f32);
+            let ages = ages.collect::<Vec<_>>().repeat(rows.dims()[1] / window);
+            let ages = Tensor::<1>::from_data(ages.as_slice(), (&rows.device(), DType::F32));
+            let count = ages.dims()[0];
+            let sums = log_mean(rows + ages.reshape([1, count, 1]), 1);
+            Ok(sums.add_scalar((window as f64).ln()))
+        })?;
         let seen = |age: usize| (0..age).map(|age| (new + age as f64 * old).exp()).sum::<f64>();
         let samples: Vec<f32> = (0..tokens)
             .map(|token| match self.options.absolute_step {
@@ -72,13 +69,29 @@ impl KeepKv {
                 false => seen(window.min(tokens - token)).ln() as f32,
             })
             .collect();
-        let total_kv_heads = batch * kv_heads;
-        let samples = Tensor::<1>::from_data(samples.as_slice(), (&sums.device(), DType::F32));
+        let samples = Tensor::<1>::from_data(samples.as_slice(), (&scores.device(), DType::F32));
         Ok(PromptScores {
-            scores: sums.reshape([total_kv_heads, tokens]),
+            scores: scores.reshape([total_kv_heads, tokens]),
             samples: samples.unsqueeze_dim::<2>(0).expand([total_kv_heads, tokens]),
-            rows,
         })
+    }
+
+    /// Logits of the last queries, `[B * Hkv, G * W, T]`.
+    fn prompt_rows(&self, observation: &Observation<'_>) -> Result<Tensor<3>> {
+        let queries = observation.last_queries(NAME, self.options.window)?;
+        let [batch, kv_heads, tokens, _] = observation.dims();
+        let [_, heads, window, _] = queries.dims();
+        let logits = window_logits(&queries, observation.keys);
+        Ok(logits.reshape([batch * kv_heads, heads / kv_heads * window, tokens]))
+    }
+
+    /// `ln s` of each of the last queries of a prompt, `[B * Hkv, W, T]`.
+    pub(super) fn prompt_scores_of_each(&self, observation: &Observation<'_>) -> Result<Tensor<3>> {
+        let rows = self.prompt_rows(observation)?;
+        let window = observation.last_queries(NAME, self.options.window)?.dims()[2];
+        let [total_kv_heads, count, tokens] = rows.dims();
+        let rows = rows.reshape([total_kv_heads, count / window, window, tokens]);
+        Ok(log_mean(rows, 1).squeeze_dim(1))
     }
 
     /// `ln(ŝ + ε)`
@@ -110,7 +123,7 @@ impl KeepKv {
     /// Writes the weights of merged slots, their predicted scores as averages, and the evictor's
     /// scores that they inherit.
     pub(super) fn weigh(&self, cache: &mut LayerCache, merged: Merged) -> Result<()> {
-        let Merged { slots, weights } = merged;
+        let (slots, weights) = (merged.slots(), merged.weights);
         let count = slots.dims()[0];
         let column = |at: usize| weights.clone().narrow(1, at, 1).reshape([count]);
         cache.write_log_weights(&slots, column(0))?;

@@ -109,7 +109,7 @@ impl KvMerger {
 
 /// Multiplies merged values by the sizes of their sets: the votes of all but the pivot.
 fn grow(cache: &mut LayerCache, merged: Merged) -> Result<()> {
-    let slots = merged.slots;
+    let slots = merged.slots();
     let votes = |at: usize| merged.weights.clone().narrow(1, at, 1);
     let more = (votes(2) + votes(3).mul_scalar(VOTES_RADIX)).sub_scalar(1.0);
     let rows = cache.values().clone().select(0, slots.clone().clamp_min(0)).cast(DType::F32);

@@ -114,7 +114,8 @@ impl PyramidInfer {
         let (batch, heads) = (cache.layout().batch(), cache.layout().kv_heads());
         let prompt = state.clone().narrow(2, 0, 1).reshape([batch]);
         let generated = position.clone().cast(DType::I32) - prompt.clone();
-        let own_block = prompt + generated.div_scalar(BLOCK as i32).mul_scalar(BLOCK as i32);
+        // Blocks begin at multiples of a power of 2.
+        let own_block = prompt + generated.bitwise_and_scalar(-(BLOCK as i32));
         let own_block = own_block.unsqueeze_dim::<2>(1).expand([batch, heads]);
         let own_block = own_block.reshape([batch * heads]).select(0, cache.slot_ranges().clone());
         let excluded = cache.positions().clone().greater_equal(own_block);
@@ -128,14 +129,14 @@ impl PyramidInfer {
 
     /// Shrinks the blocks that have left the recents.
     pub(super) fn shrink(&self, layer: LayerContext, cache: &mut LayerCache) -> Result<()> {
+        if !is_due(cache, 0) {
+            return Ok(());
+        }
         let heads = cache.layout().kv_heads();
         let limits = cache.limits().ok_or_else(not_filled)?.to_vec();
         let lengths = cache.layout().lengths().to_vec();
         let is_due = |row: usize| lengths[row * heads] > limits[row * heads];
         let batch = cache.layout().batch();
-        if !(0..batch).any(is_due) {
-            return Ok(());
-        }
         let mut sequences = blocks(cache)?;
         let read = |name: &str| {
             let track = cache.track(name).cloned().ok_or_else(not_filled)?;
@@ -175,6 +176,12 @@ impl PyramidInfer {
         set_blocks(cache, &sequences);
         Ok(cache.set_limits(next)?)
     }
+}
+
+/// Whether a block has left the recents once every head holds `more` slots more.
+pub(super) fn is_due(cache: &LayerCache, more: usize) -> bool {
+    let lengths = cache.layout().lengths().iter();
+    lengths.zip(cache.limits().unwrap_or_default()).any(|(length, limit)| length + more > *limit)
 }
 
 /// The last length before the next block shrinks, of a head whose `length` slots end with `whole`

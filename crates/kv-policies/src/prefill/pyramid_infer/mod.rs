@@ -123,9 +123,11 @@ impl PyramidInfer {
 
     /// Weighted mean of the last `rows` queries' attention, averaged over heads, `[B, T]`.
     fn score(&self, observation: &Observation<'_>, rows: usize) -> Result<Tensor<2>> {
-        let queries = observation.last_queries(self.name(), rows)?;
-        let attention = recent_attention(&queries, observation.keys, LAST_WEIGHT)?;
-        Ok(attention.mean_dim(1).squeeze_dim(1))
+        let scores = observation.once(&format!("{NAME} {rows}"), || {
+            let queries = observation.last_queries(NAME, rows)?;
+            Ok(recent_attention(&queries, observation.keys, LAST_WEIGHT)?.mean_dim(1))
+        })?;
+        Ok(scores.squeeze_dim(1))
     }
 
     /// Tokens of the prompt, and how many of them the first layer keeps.
@@ -226,7 +228,7 @@ impl Policy for PyramidInfer {
         Ok(Room::Extra(most))
     }
 
-    fn plan(&self, layer: LayerContext, _cache: &LayerCache) -> Result<StepPlan<'_>> {
+    fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {
         if !self.decode {
             return Ok(StepPlan::append());
         }
@@ -239,7 +241,8 @@ impl Policy for PyramidInfer {
                 }
                 Ok(())
             }))),
-            recordable: false,
+            // Only steps that shrink a block read scores.
+            recordable: !generated::is_due(cache, 1),
             ..StepPlan::append()
         })
     }
