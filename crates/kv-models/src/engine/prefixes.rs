@@ -62,9 +62,10 @@ impl Prefixes {
             let prefix = &kept.prefix;
             let tokens = shares(prefix).min(most);
             // Sums are over the queries of the whole prefix.
-            let sums = !needs.column_sums
-                || (prefix.has_column_sums() && tokens == prefix.tokens.len());
-            (tokens >= SHORTEST && sums).then(|| SharedPrefix { prefix: Arc::clone(prefix), tokens })
+            let sums =
+                !needs.column_sums || (prefix.has_column_sums() && tokens == prefix.tokens.len());
+            (tokens >= SHORTEST && sums)
+                .then(|| SharedPrefix { prefix: Arc::clone(prefix), tokens })
         };
         // Away from the prompt, in both directions, beginnings get shorter.
         let near = |kept: &&Kept| shares(&kept.prefix) >= SHORTEST;
