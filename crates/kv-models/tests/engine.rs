@@ -380,6 +380,12 @@ fn jobs_that_cannot_run_are_refused() {
     assert!(error.to_string().contains("at most"), "{error}");
     let smaller = json!({"policy": "snapkv", "budget": 50});
     assert!(run_job(&engine, job(&smaller, &text[..400], 5)).ended.is_some());
+    // As many new tokens as the model has positions for, however many are asked for.
+    let positions = model.config().max_positions;
+    let longest = text.repeat(20)[..positions - 4].to_vec();
+    let told = run_job(&engine, job(&json!({"policy": "snapkv", "budget": 40}), &longest, 4096));
+    assert_eq!(told.tokens.len(), 5, "{:?}", told.failed);
+    assert_eq!(told.ended.unwrap().finish, Finish::Length);
     assert!(matches!(submit(&engine, job(&full, &[], 5)), Err(JobError::Model(_))));
     let long = text.repeat(20);
     assert!(matches!(submit(&engine, job(&full, &long, 5)), Err(JobError::Model(_))));

@@ -144,10 +144,11 @@ impl<'a> Contexts<'a> {
         self.all.get(name).map(|context| &context.tokens[..])
     }
 
-    /// The mean number of slots of a head.
-    pub(super) fn kept(&self, name: &str) -> Option<usize> {
+    /// The tokens of a document, and the mean number of slots that a head keeps of them.
+    pub(super) fn kept(&self, name: &str) -> Option<(usize, usize)> {
         let context = self.all.get(name)?;
-        Some(held_of(context.session.cache(), 0).tokens.ceil() as usize)
+        let kept = held_of(context.session.cache(), 0).tokens.ceil() as usize;
+        Some((context.tokens.len(), kept))
     }
 
     /// All contexts.

@@ -306,6 +306,10 @@ impl ModelCard {
         if request.tokens.is_empty() {
             return Err(crate::ModelError::EmptyPrompt);
         }
+        if !request.question.is_empty() {
+            let actual = request.question.len();
+            return Err(crate::ModelError::UnequalPrompts { expected: 0, actual });
+        }
         self.config.check_length(request.tokens.len())?;
         let vocabulary = self.config.vocab_size;
         match request.tokens.iter().find(|&&token| token as usize >= vocabulary) {

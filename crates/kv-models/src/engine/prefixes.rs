@@ -36,6 +36,11 @@ impl Prefixes {
         Self { kept: BTreeMap::new(), limit, bytes: 0, clock: 0 }
     }
 
+    /// The most bytes of all kept prompts.
+    pub(super) fn limit(&self) -> usize {
+        self.limit
+    }
+
     /// Bytes of all kept prompts.
     pub(super) fn bytes(&self) -> usize {
         self.bytes

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
+use kv_core::MemoryReport;
 use kv_policies::{LayerContext, Policy};
 
 use super::context::ContextInfo;
@@ -51,23 +52,36 @@ impl Waiting {
     }
 
     /// Slots of every layer that an arena must have free for a job, or `None` where the job joins
-    /// no arena.
-    pub(super) fn arena_slots(&self, model: &Model, context: Option<usize>) -> Option<usize> {
+    /// no arena. `context` has the tokens of the job's context and the slots that a head keeps of
+    /// them.
+    pub(super) fn arena_slots(
+        &self,
+        model: &Model,
+        context: Option<(usize, usize)>,
+    ) -> Option<usize> {
         let Self::Job { job, .. } = self else { return None };
         let (config, request) = (model.config(), &job.request);
         let heads = config.num_kv_heads;
-        if let Some(kept) = context {
-            return Some(heads * (kept + request.tokens.len() + request.new_tokens));
+        let tokens = request.tokens.len();
+        if let Some((seen, kept)) = context {
+            let room = room_of(model, seen + tokens, request.new_tokens);
+            return Some(heads * (kept + tokens + room));
         }
         let capabilities = job.policy.capabilities();
         if capabilities.changes_decode || capabilities.renumbers {
             return None;
         }
-        let (tokens, count) = (request.tokens.len(), config.num_layers);
+        let count = config.num_layers;
         let kept = |index| job.policy.most_kept(LayerContext { index, count }, tokens);
         let most = (0..count).map(kept).max().unwrap_or(tokens);
-        Some(heads * (most + request.new_tokens.min(config.max_positions)))
+        Some(heads * (most + room_of(model, tokens, request.new_tokens)))
     }
+}
+
+/// Free slots that each head needs behind `seen` tokens: one for each new token that the model has
+/// a position for, and one more, since a step begins before the host has seen the last token.
+fn room_of(model: &Model, seen: usize, new_tokens: usize) -> usize {
+    new_tokens.min((model.config().max_positions + 1).saturating_sub(seen))
 }
 
 /// A prompt on its way.
@@ -112,13 +126,17 @@ impl<'a> Starting<'a> {
         };
         // Frequencies of some models depend on the whole prompt's length.
         let keeps = prefixes.serve(&**policy) && trained_context(model.config()).is_none();
+        let (config, dtype) = (model.config(), model.llama().dtype());
+        let shape = (config.num_layers, config.num_kv_heads, config.head_dim);
+        let whole = MemoryReport::full(tokens.len(), shape.0, shape.1, shape.2, dtype);
         let shared = keeps.then(|| prefixes.find(tokens, &**policy)).flatten();
         let cached = shared.as_ref().map_or(0, |shared| shared.tokens);
         let settings = (seed, new_tokens);
         let (policy, tokens) = (policy.clone(), tokens.clone());
         match Session::begin_behind(model, policy, tokens, settings, shared.as_ref()) {
             Ok(run) => {
-                let run = if keeps { run.keep_whole() } else { run };
+                let kept = keeps && whole <= prefixes.limit();
+                let run = if kept { run.keep_whole() } else { run };
                 let stage = Stage::Prefill(Box::new(run));
                 Ok(Self { waiting, begun: Instant::now(), stage, cached })
             }
@@ -196,7 +214,8 @@ pub(super) fn open<'a>(
     }
     match first_token(model, &mut row, &mut job, session, history) {
         Ok(Some(one)) => {
-            let room = job.request.new_tokens.min(model.config().max_positions);
+            let seen = one.session().cache().seen.first().copied().unwrap_or_default();
+            let room = room_of(model, seen, job.request.new_tokens);
             Opened::Ready(Box::new(Ready { one, row, room }))
         }
         Ok(None) => Opened::Ended(row.end(started.held)),

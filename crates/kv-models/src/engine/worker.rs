@@ -451,6 +451,7 @@ impl<'a> Worker<'a> {
     fn cancel_all(&mut self) -> usize {
         let waiting = self.queue.drain(..).chain(self.starting.take().map(|s| s.waiting));
         let waiting: Vec<Waiting> = waiting.collect();
+        self.state.waiting.store(0, Ordering::Release);
         let mut count = waiting.len();
         waiting.into_iter().for_each(cancelled);
         if let Some(mut ready) = self.ready.take() {
