@@ -160,7 +160,15 @@ async fn metrics_count() {
     let server = router(engine, settings());
     good(&server, CHAT, chat(&question(), json!({}))).await;
     bad(&server, CHAT, json!({}), 400).await;
-    let (_, metrics) = text(&server, request(Method::GET, "/metrics", None)).await;
+    // The engine shows its counts a moment after the last token.
+    let mut metrics = String::new();
+    for _ in 0..200 {
+        metrics = text(&server, request(Method::GET, "/metrics", None)).await.1;
+        if metrics.contains("kv_serve_new_tokens_total 5") {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     let value = |name: &str| -> f64 {
         let line = metrics.lines().find(|line| line.starts_with(&format!("{name} ")));
         line.unwrap_or_else(|| panic!("{name}: {metrics}"))
