@@ -8,6 +8,9 @@ use serde_json::{Map, Value, json};
 
 use crate::error::{ApiError, Result};
 
+/// Options whose values are policies.
+const PARTS: [&str; 5] = ["policy", "evictor", "candidates", "prefill", "decode"];
+
 /// Options that name a file of the server, which no request may read.
 const FILES: [&str; 2] = ["alpha", "channels"];
 
@@ -96,7 +99,19 @@ impl Policies {
         for (key, value) in kv {
             let field = format!("{path}.{key}");
             match value {
-                Value::String(name) if key == "policy" => self.check_name(&field, name)?,
+                // A name stands for a policy without options.
+                Value::String(name) if PARTS.contains(&key.as_str()) => {
+                    self.check_name(&field, name)?;
+                }
+                Value::Array(parts) if PARTS.contains(&key.as_str()) => {
+                    for part in parts {
+                        match part {
+                            Value::String(name) => self.check_name(&field, name)?,
+                            Value::Object(inner) => self.check(&field, inner)?,
+                            _ => {}
+                        }
+                    }
+                }
                 value if key == "policy" && path == "kv" => {
                     let message = format!("a policy's name was expected, not {value}");
                     return Err(ApiError::invalid(field, message));

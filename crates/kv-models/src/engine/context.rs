@@ -122,20 +122,14 @@ impl<'a> Contexts<'a> {
         Ok(info)
     }
 
-    /// A copy with a question behind it and room for `new_tokens`.
+    /// A copy with room for a question of `tokens` tokens.
     ///
     /// # Errors
-    /// [`JobError::UnknownContext`], [`JobError::Model`] past the model's positions.
-    pub(super) fn ask(
-        &self,
-        name: &str,
-        question: &[u32],
-        new_tokens: usize,
-    ) -> Result<Session<'a>, JobError> {
+    /// [`JobError::UnknownContext`].
+    pub(super) fn copy(&self, name: &str, tokens: usize) -> Result<Session<'a>, JobError> {
         let context = self.all.get(name).ok_or_else(|| self.unknown(name))?;
         let mut session = context.session.fork();
-        session.resize(question.len() + new_tokens)?;
-        session.append_to_last(&[question])?;
+        session.resize(tokens)?;
         Ok(session)
     }
 
@@ -169,7 +163,7 @@ impl<'a> Contexts<'a> {
         let unknown = self.unknown(name);
         let context = self.all.remove(name).ok_or(unknown)?;
         if let Some(path) = self.path(name).filter(|_| context.is_saved) {
-            for path in [path.with_extension("cache"), path] {
+            for path in [path.clone(), path.with_extension("cache")] {
                 fs::remove_file(&path).map_err(|error| io(&path, error))?;
             }
         }
@@ -190,7 +184,10 @@ impl<'a> Contexts<'a> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).map_err(|error| io(folder, error))?;
         }
-        context.session.save(&cache)?;
+        // Written whole before it takes the place of an earlier one.
+        let new = path.with_extension("cache-half");
+        context.session.save(&new)?;
+        fs::rename(&new, &cache).map_err(|error| io(&cache, error))?;
         let policy = context.session.policy().config();
         let saved = serde_json::json!(Saved { tokens: context.tokens.clone(), policy });
         let half = path.with_extension("half");

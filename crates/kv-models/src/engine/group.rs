@@ -39,17 +39,25 @@ impl<'a> Group<'a> {
     ) -> Result<Self, (JobError, Row)> {
         let session = one.session();
         let part = options.bytes / options.groups.max(1);
-        let needed = bytes_of(session.cache());
+        let own = bytes_of(session.cache());
         let policy = session.policy().name().to_string();
-        let too_large = |row| {
+        let too_large = |needed, row| {
             let fits = "give a smaller budget or fewer tokens".to_string();
             Err((JobError::TooLarge { policy, needed, limit: part, fits }, row))
         };
         let group = if session.appends_only() {
             Self::arena(model, session.arena_kind(), options)
-        } else if needed > part {
-            return too_large(row);
+        } else if own > part {
+            return too_large(own, row);
         } else if session.has_replaceable_rows() {
+            // Capacities of rows are rounded up.
+            let needed = match session.rows_like(1) {
+                Ok(one) => bytes_of(one.cache()),
+                Err(error) => return Err((error.into(), row)),
+            };
+            if needed > part {
+                return too_large(needed, row);
+            }
             let rows = (part / needed.max(1)).clamp(1, options.rows);
             session.rows_like(rows).map_err(JobError::from).and_then(|like| Self::new(like, rows))
         } else {
@@ -59,7 +67,7 @@ impl<'a> Group<'a> {
             Err(error) => Err((error, row)),
             Ok(mut group) => match group.join(&one, row, room)? {
                 None => Ok(group),
-                Some(row) => too_large(row),
+                Some(row) => too_large(own, row),
             },
         }
     }
@@ -298,18 +306,21 @@ pub(super) fn bytes_of(cache: &KvCache) -> usize {
 
 /// The slots that a row of a cache holds.
 pub(super) fn held_of(cache: &KvCache, at: usize) -> Held {
-    let (mut slots, mut bytes, mut ranges, mut full_slot) = (0, 0, 0, 0);
+    let (mut slots, mut live_bytes, mut bytes, mut ranges, mut full_slot) = (0, 0, 0, 0, 0);
     for layer in &cache.layers {
         let heads = layer.layout().kv_heads();
         let rows = at * heads..(at + 1) * heads;
         let slot = 2 * layer.head_dim() * layer.options().dtype.size() + size_of::<i32>();
-        slots += layer.layout().lengths()[rows.clone()].iter().sum::<usize>();
+        let own = layer.layout().lengths()[rows.clone()].iter().sum::<usize>();
+        slots += own;
+        live_bytes += slot * own;
         bytes += slot * layer.layout().capacities()[rows].iter().sum::<usize>();
         ranges += heads;
         full_slot += 2 * layer.head_dim() * layer.options().dtype.size() * heads;
     }
     Held {
         tokens: slots as f64 / ranges.max(1) as f64,
+        live_bytes,
         bytes,
         full_bytes: full_slot * cache.seen.get(at).copied().unwrap_or_default(),
     }

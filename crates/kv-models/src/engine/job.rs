@@ -79,7 +79,9 @@ pub struct TokenLogprobs {
 pub struct Held {
     /// Slots of a head, the mean over layers and heads.
     pub tokens: f64,
-    /// Bytes reserved for the job: slots, room and states.
+    /// Bytes of keys, values and positions of these slots.
+    pub live_bytes: usize,
+    /// Bytes of these and of the room for tokens to come.
     pub bytes: usize,
     /// Bytes that a full cache needs for all tokens so far.
     pub full_bytes: usize,

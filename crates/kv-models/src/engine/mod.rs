@@ -173,22 +173,31 @@ impl Engine {
         job: Job,
         updates: impl FnMut(Update) -> bool + Send + 'static,
     ) -> std::result::Result<JobId, JobError> {
-        let waiting = self.shared.state.waiting.fetch_add(1, Ordering::AcqRel);
-        let refuse = |error| {
-            self.shared.state.waiting.fetch_sub(1, Ordering::AcqRel);
-            Err(error)
-        };
-        if waiting >= self.shared.options.queue {
-            return refuse(JobError::QueueFull { waiting });
-        }
+        self.enter()?;
         if let Err(error) = self.shared.card.check(&job) {
-            return refuse(error.into());
+            self.leave();
+            return Err(error.into());
         }
         let id = JobId(self.shared.next.fetch_add(1, Ordering::Relaxed));
-        match self.send(Command::Submit { id, job: Box::new(job), updates: Box::new(updates) }) {
-            Ok(()) => Ok(id),
-            Err(error) => refuse(error),
+        let sent =
+            self.send(Command::Submit { id, job: Box::new(job), updates: Box::new(updates) });
+        sent.inspect_err(|_| self.leave())?;
+        Ok(id)
+    }
+
+    /// Takes a place in the queue.
+    fn enter(&self) -> std::result::Result<(), JobError> {
+        let waiting = self.shared.state.waiting.fetch_add(1, Ordering::AcqRel);
+        if waiting >= self.shared.options.queue {
+            self.leave();
+            return Err(JobError::QueueFull { waiting });
         }
+        Ok(())
+    }
+
+    /// Gives a place in the queue back.
+    fn leave(&self) {
+        self.shared.state.waiting.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// Cancels a job: it ends with [`crate::Finish::Cancelled`] before the next step. Jobs that
@@ -221,8 +230,12 @@ impl Engine {
         tokens: Vec<u32>,
         policy: Arc<dyn Policy>,
     ) -> std::result::Result<ContextInfo, JobError> {
+        self.enter()?;
+        let (reply, answer) = channel();
         let name = name.to_string();
-        self.ask(|reply| Command::Compress { name, tokens, policy, reply })?
+        let sent = self.send(Command::Compress { name, tokens, policy, reply });
+        sent.inspect_err(|_| self.leave())?;
+        answer.recv().map_err(|_| stopped())?
     }
 
     /// The contexts, by name.

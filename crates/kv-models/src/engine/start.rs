@@ -96,9 +96,12 @@ pub(super) struct Starting<'a> {
 enum Stage<'a> {
     /// Its layers are computed. Boxed, as it is by far the largest.
     Prefill(Box<Prefilling<'a>>),
-    /// It is compressed.
-    Compressed(Box<Session<'a>>),
+    /// Its question is appended to a compressed context, of which so many tokens are there.
+    Question(Box<Session<'a>>, usize),
 }
+
+/// Tokens of a question that are appended at a time.
+const PIECE: usize = 64;
 
 /// A job that can join a batch.
 pub(super) struct Ready<'a> {
@@ -148,29 +151,40 @@ impl<'a> Starting<'a> {
     pub(super) fn take_prefix(&mut self) -> Option<PromptPrefix> {
         match &mut self.stage {
             Stage::Prefill(run) => run.take_prefix(),
-            Stage::Compressed(_) => None,
+            Stage::Question(..) => None,
         }
     }
 
-    /// Begins behind a compressed context.
-    pub(super) fn compressed(session: Session<'a>, waiting: Waiting) -> Self {
-        let stage = Stage::Compressed(Box::new(session));
+    /// Begins behind a copy of a compressed context.
+    pub(super) fn question(session: Session<'a>, waiting: Waiting) -> Self {
+        let stage = Stage::Question(Box::new(session), 0);
         Self { waiting, begun: Instant::now(), stage, cached: 0 }
     }
 
-    /// Tokens that are computed.
-    pub(super) fn tokens(&self) -> usize {
-        match &self.waiting {
-            Waiting::Job { job, .. } => job.request.tokens.len() - self.cached,
-            Waiting::Context { tokens, .. } => tokens.len() - self.cached,
+    /// Tokens of which [`Self::layer`] computes a layer. A piece of a question goes through all
+    /// layers at once, which counts as that many more tokens.
+    pub(super) fn tokens(&self, layers: usize) -> usize {
+        match (&self.stage, &self.waiting) {
+            (Stage::Question(..), _) => PIECE * layers,
+            (Stage::Prefill(_), Waiting::Job { job, .. }) => job.request.tokens.len() - self.cached,
+            (Stage::Prefill(_), Waiting::Context { tokens, .. }) => tokens.len() - self.cached,
         }
     }
 
-    /// Goes through the next layer; returns whether layers are left.
+    /// Goes through the next layer, or appends the next piece of a question; returns whether more
+    /// are left.
     pub(super) fn layer(&mut self) -> Result<bool, JobError> {
-        match &mut self.stage {
-            Stage::Prefill(run) => Ok(run.layer()?),
-            Stage::Compressed(_) => Ok(false),
+        match (&mut self.stage, &self.waiting) {
+            (Stage::Prefill(run), _) => Ok(run.layer()?),
+            (Stage::Question(session, done), Waiting::Job { job, .. }) => {
+                let left = &job.request.tokens[*done..];
+                let piece = &left[..left.len().min(PIECE)];
+                session.append_to_last(&[piece])?;
+                *done += piece.len();
+                Ok(*done < job.request.tokens.len())
+            }
+            // A context is compressed from its own tokens.
+            (Stage::Question(..), Waiting::Context { .. }) => Ok(false),
         }
     }
 
@@ -178,7 +192,7 @@ impl<'a> Starting<'a> {
     pub(super) fn finish(self) -> Result<(Waiting, Session<'a>, Duration), (JobError, Waiting)> {
         let Self { waiting, begun, stage, .. } = self;
         let session = match stage {
-            Stage::Compressed(session) => *session,
+            Stage::Question(session, _) => *session,
             Stage::Prefill(run) => match run.finish().map(|mut sessions| sessions.pop()) {
                 Ok(Some(session)) => session,
                 Ok(None) => return Err((crate::ModelError::EmptyPrompt.into(), waiting)),

@@ -26,6 +26,11 @@ use crate::{ArenaKind, Finish, Model};
 
 /// How long a job may be overtaken by jobs that fit where it does not.
 const OVERTAKEN: Duration = Duration::from_secs(5);
+/// The most jobs that wait for a row behind their compressed prompts, which take memory of their
+/// own.
+const PARKED: usize = 2;
+/// How long a prompt is computed before the engine looks for commands, where nothing decodes.
+const ALONE: Duration = Duration::from_millis(50);
 /// How often handles see a new load.
 const PUBLISHED: Duration = Duration::from_millis(50);
 
@@ -69,8 +74,8 @@ pub(super) struct Worker<'a> {
     state: Arc<State>,
     queue: VecDeque<Waiting>,
     starting: Option<Starting<'a>>,
-    /// A job whose prompt is compressed and that found no free row yet.
-    ready: Option<Box<Ready<'a>>>,
+    /// Jobs whose prompts are compressed and that found no free row yet, the oldest first.
+    ready: Vec<Parked<'a>>,
     groups: Vec<Group<'a>>,
     contexts: Contexts<'a>,
     prefixes: Prefixes,
@@ -78,6 +83,12 @@ pub(super) struct Worker<'a> {
     totals: Totals,
     published: Instant,
     closing: Option<Closing>,
+}
+
+/// A job that waits for a row, and since when.
+struct Parked<'a> {
+    ready: Box<Ready<'a>>,
+    since: Instant,
 }
 
 struct Closing {
@@ -96,7 +107,7 @@ impl<'a> Worker<'a> {
             state,
             queue: VecDeque::new(),
             starting: None,
-            ready: None,
+            ready: Vec::new(),
             groups: Vec::new(),
             contexts,
             prefixes,
@@ -130,6 +141,10 @@ impl<'a> Worker<'a> {
             self.groups.retain(|group| !group.is_over());
             self.publish();
             if self.closes() {
+                // Jobs that came in between.
+                while let Ok(command) = commands.try_recv() {
+                    self.obey(command);
+                }
                 return;
             }
         }
@@ -139,7 +154,7 @@ impl<'a> Worker<'a> {
     fn is_idle(&self) -> bool {
         self.queue.is_empty()
             && self.starting.is_none()
-            && self.ready.is_none()
+            && self.ready.is_empty()
             && self.groups.iter().all(Group::is_idle)
     }
 
@@ -182,7 +197,7 @@ impl<'a> Worker<'a> {
                 let waiting = Waiting::Context { name, tokens, policy, reply };
                 match self.check(&waiting) {
                     Ok(()) => self.queue.push_back(waiting),
-                    Err(error) => waiting.fail(error),
+                    Err(error) => self.refuse(waiting, error),
                 }
             }
             Command::Contexts(reply) => drop(reply.send(self.contexts.list())),
@@ -199,7 +214,7 @@ impl<'a> Worker<'a> {
 
     /// Refuses what can never run.
     fn check(&self, waiting: &Waiting) -> Result<(), JobError> {
-        if self.closing.is_some() {
+        if self.closing.is_some() || self.state.is_closed.load(Ordering::Acquire) {
             return Err(JobError::ShuttingDown);
         }
         match waiting {
@@ -246,10 +261,12 @@ impl<'a> Worker<'a> {
 
     /// Begins with the next prompt that has room behind it.
     fn admit(&mut self) {
-        if self.starting.is_some() || self.ready.is_some() {
+        let now = Instant::now();
+        let is_late = |parked: &Parked<'_>| now.duration_since(parked.since) > OVERTAKEN;
+        let parked = &self.ready;
+        if self.starting.is_some() || parked.len() >= PARKED || parked.iter().any(is_late) {
             return;
         }
-        let now = Instant::now();
         let mut next = None;
         for (at, waiting) in self.queue.iter().enumerate() {
             if self.has_room(waiting) {
@@ -266,9 +283,7 @@ impl<'a> Worker<'a> {
             }
         }
         let Some(waiting) = next.and_then(|at| self.queue.remove(at)) else { return };
-        if let Waiting::Job { .. } = waiting {
-            self.state.waiting.fetch_sub(1, Ordering::AcqRel);
-        }
+        self.state.waiting.fetch_sub(1, Ordering::AcqRel);
         match self.begin(waiting) {
             Ok(starting) => self.starting = Some(starting),
             Err((error, waiting)) => {
@@ -282,9 +297,8 @@ impl<'a> Worker<'a> {
         if let Waiting::Job { job, .. } = &waiting
             && let Some(name) = &job.context
         {
-            let request = &job.request;
-            return match self.contexts.ask(name, &request.tokens, request.new_tokens) {
-                Ok(session) => Ok(Starting::compressed(session, waiting)),
+            return match self.contexts.copy(name, job.request.tokens.len()) {
+                Ok(session) => Ok(Starting::question(session, waiting)),
                 Err(error) => Err((error, waiting)),
             };
         }
@@ -301,7 +315,11 @@ impl<'a> Worker<'a> {
             Some(slots) => {
                 let mut arenas = self.groups.iter().filter(|group| group.is_arena()).peekable();
                 match arenas.peek() {
-                    Some(_) => arenas.any(|arena| arena.has_arena_room(slots)),
+                    // A group without jobs may make room for an arena of another kind or size.
+                    Some(_) => {
+                        arenas.any(|arena| arena.has_arena_room(slots))
+                            || self.groups.iter().any(Group::is_idle)
+                    }
                     None => is_free,
                 }
             }
@@ -314,9 +332,13 @@ impl<'a> Worker<'a> {
     /// how many, and for how many tokens.
     fn prefill(&mut self, steps: bool) -> (usize, usize) {
         let Some(starting) = &mut self.starting else { return (0, 0) };
-        let tokens = starting.tokens();
+        let tokens = starting.tokens(self.model.config().num_layers);
         let most = if steps { self.pace.layers(tokens) } else { usize::MAX };
+        let began = Instant::now();
         for done in 1..=most {
+            if !steps && began.elapsed() > ALONE {
+                return (done - 1, tokens);
+            }
             match starting.layer() {
                 Ok(true) => {}
                 Ok(false) => {
@@ -371,7 +393,9 @@ impl<'a> Worker<'a> {
                 };
                 let history = [cached, &job.request.tokens].concat();
                 match open(self.model, (id, job, updates), session, started, &history) {
-                    Opened::Ready(ready) => self.ready = Some(ready),
+                    Opened::Ready(ready) => {
+                        self.ready.push(Parked { ready, since: Instant::now() });
+                    }
                     Opened::Ended(finish) => self.count_end(finish),
                 }
                 self.totals.new_tokens += 1;
@@ -387,34 +411,39 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Gives the job that is ready a row.
+    /// Gives jobs that are ready a row, where one is free.
     fn join(&mut self) {
-        let Some(ready) = self.ready.take() else { return };
-        let Ready { one, mut row, room } = *ready;
+        for parked in std::mem::take(&mut self.ready) {
+            let Parked { ready, since } = parked;
+            if let Some(ready) = self.join_one(*ready) {
+                self.ready.push(Parked { ready: Box::new(ready), since });
+            }
+        }
+    }
+
+    /// Gives a job a row; gives the job back where it must wait.
+    fn join_one(&mut self, ready: Ready<'a>) -> Option<Ready<'a>> {
+        let Ready { one, mut row, room } = ready;
         for group in &mut self.groups {
             if !group.accepts(&one) {
                 continue;
             }
             let was_idle = group.is_idle();
             match group.join(&one, row, room) {
-                Ok(None) => return,
+                Ok(None) => return None,
                 // It waits until others leave.
-                Ok(Some(row)) if !was_idle => {
-                    self.ready = Some(Box::new(Ready { one, row, room }));
-                    return;
-                }
+                Ok(Some(row)) if !was_idle => return Some(Ready { one, row, room }),
                 Ok(Some(back)) => row = back,
                 Err((error, mut row)) => {
                     self.totals.failed += 1;
                     row.tell(Update::Failed(error));
-                    return;
+                    return None;
                 }
             }
         }
         if self.groups.len() >= self.options.groups.max(1) {
             let Some(idle) = self.groups.iter().position(Group::is_idle) else {
-                self.ready = Some(Box::new(Ready { one, row, room }));
-                return;
+                return Some(Ready { one, row, room });
             };
             self.groups.remove(idle);
         }
@@ -425,6 +454,7 @@ impl<'a> Worker<'a> {
                 row.tell(Update::Failed(error));
             }
         }
+        None
     }
 
     fn cancel(&mut self, id: JobId) {
@@ -437,9 +467,8 @@ impl<'a> Worker<'a> {
         } else if self.starting.as_ref().is_some_and(|starting| is_it(&starting.waiting)) {
             self.starting.take().into_iter().for_each(|starting| cancelled(starting.waiting));
             self.totals.cancelled += 1;
-        } else if let Some(mut ready) = self.ready.take_if(|ready| ready.row.id == id) {
-            ready.row.cancel();
-            ready.row.end(Held::default());
+        } else if let Some(at) = self.ready.iter().position(|parked| parked.ready.row.id == id) {
+            end_parked(self.ready.remove(at));
             self.totals.cancelled += 1;
         } else {
             let totals = &mut self.totals;
@@ -454,11 +483,9 @@ impl<'a> Worker<'a> {
         self.state.waiting.store(0, Ordering::Release);
         let mut count = waiting.len();
         waiting.into_iter().for_each(cancelled);
-        if let Some(mut ready) = self.ready.take() {
-            ready.row.cancel();
-            ready.row.end(Held::default());
-            count += 1;
-        }
+        count += self.ready.len();
+        self.ready.drain(..).for_each(end_parked);
+        self.totals.cancelled += count as u64;
         for group in &mut self.groups {
             count += group.cancel_all(&mut self.totals);
         }
@@ -493,7 +520,7 @@ impl<'a> Worker<'a> {
         let (options, shared) = (&self.options, self.contexts.bytes() + self.prefixes.bytes());
         let load = Load {
             waiting: 0,
-            prefilling: usize::from(self.starting.is_some() || self.ready.is_some()),
+            prefilling: usize::from(self.starting.is_some()) + self.ready.len(),
             running: self.groups.iter().map(Group::running).sum(),
             bytes: jobs.iter().map(|job| job.held.bytes).sum::<usize>() + shared,
             allocated: self.groups.iter().map(Group::bytes).sum::<usize>() + shared,
@@ -503,6 +530,13 @@ impl<'a> Worker<'a> {
         };
         *self.state.load.lock().unwrap_or_else(PoisonError::into_inner) = load;
     }
+}
+
+/// Tells a job that found no row that it is cancelled.
+fn end_parked(parked: Parked<'_>) {
+    let Ready { mut row, .. } = *parked.ready;
+    row.cancel();
+    row.end(Held::default());
 }
 
 /// Tells what waited that it is cancelled.

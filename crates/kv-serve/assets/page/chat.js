@@ -34,12 +34,14 @@ function cache() {
 
 async function answer() {
   const own = add("assistant", "");
+  // A new chat has other messages.
+  const conversation = messages;
   const begun = performance.now();
   let [first, count, usage] = [null, 0, null];
   running = new AbortController();
   try {
     const body = {
-      messages,
+      messages: conversation,
       temperature: Number(find("#temperature").value),
       max_tokens: Number(find("#most").value),
       kv: cache(),
@@ -60,14 +62,14 @@ async function answer() {
     if (error.name !== "AbortError") {
       own.message.classList.add("wrong");
       own.body.textContent += error.message;
-      messages.pop();
+      conversation.pop();
       return;
     }
     own.meta.textContent = "stopped";
   } finally {
     running = null;
   }
-  messages.push({ role: "assistant", content: own.body.textContent });
+  conversation.push({ role: "assistant", content: own.body.textContent });
 }
 
 /** What a request took, in words. */

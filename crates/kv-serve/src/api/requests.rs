@@ -48,6 +48,8 @@ pub(crate) struct LiveRequest {
     kv_tokens_kept: f64,
     /// Bytes of the cache.
     kv_bytes: usize,
+    /// Bytes of these and of the room for tokens to come.
+    kv_reserved_bytes: usize,
     /// Bytes that a full cache would have.
     kv_full_bytes: usize,
     /// New tokens a second since the first one.
@@ -77,7 +79,8 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Live> {
         prompt_tokens: job.prompt_tokens,
         new_tokens: job.new_tokens,
         kv_tokens_kept: job.held.tokens,
-        kv_bytes: job.held.bytes,
+        kv_bytes: job.held.live_bytes,
+        kv_reserved_bytes: job.held.bytes,
         kv_full_bytes: job.held.full_bytes,
         tokens_per_second: match job.decoding.as_secs_f64() {
             0.0 => 0.0,
