@@ -131,7 +131,7 @@ fn run(
     inputs: std::ops::RangeInclusive<usize>,
     dtype: Option<DType>,
 ) -> Result<Value> {
-    let device = kv_core::select_device(args.device.clone())?;
+    let device = kv_core::select_device(args.device)?;
     let name = args.model.clone();
     let options = EngineOptions {
         rows: args.rows,

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::EngineOptions;
 use super::job::{Held, JobError, JobId};
 use super::load::{JobLoad, Totals};
-use super::row::{Decision, Row};
+use super::row::{Decision, Failed, Row};
 use crate::{ArenaKind, Decoder, Finish, Model, ModelError, Sampling, Session, StepCounts};
 
 /// Rows of one batch, some of which have a job.
@@ -36,14 +36,14 @@ impl<'a> Group<'a> {
         row: Row,
         room: usize,
         options: &EngineOptions,
-    ) -> Result<Self, (JobError, Row)> {
+    ) -> Result<Self, Failed<Row>> {
         let session = one.session();
         let part = options.bytes / options.groups.max(1);
         let own = bytes_of(session.cache());
         let policy = session.policy().name().to_string();
         let too_large = |needed, row| {
             let fits = "give a smaller budget or fewer tokens".to_string();
-            Err((JobError::TooLarge { policy, needed, limit: part, fits }, row))
+            Err(Box::new((JobError::TooLarge { policy, needed, limit: part, fits }, row)))
         };
         let group = if session.appends_only() {
             Self::arena(model, session.arena_kind(), options)
@@ -53,7 +53,7 @@ impl<'a> Group<'a> {
             // Capacities of rows are rounded up.
             let needed = match session.rows_like(1) {
                 Ok(one) => bytes_of(one.cache()),
-                Err(error) => return Err((error.into(), row)),
+                Err(error) => return Err(Box::new((error.into(), row))),
             };
             if needed > part {
                 return too_large(needed, row);
@@ -64,7 +64,7 @@ impl<'a> Group<'a> {
             return Ok(Self::alone(one, row));
         };
         match group {
-            Err(error) => Err((error, row)),
+            Err(error) => Err(Box::new((error, row))),
             Ok(mut group) => match group.join(&one, row, room)? {
                 None => Ok(group),
                 Some(row) => too_large(own, row),
@@ -139,7 +139,7 @@ impl<'a> Group<'a> {
         one: &Decoder<'_>,
         mut row: Row,
         room: usize,
-    ) -> Result<Option<Row>, (JobError, Row)> {
+    ) -> Result<Option<Row>, Failed<Row>> {
         let Some(free) = self.rows.iter().position(Option::is_none) else { return Ok(Some(row)) };
         match self.decoder.join(free, one, room) {
             Ok(in_flight) => {
@@ -148,7 +148,7 @@ impl<'a> Group<'a> {
                 Ok(None)
             }
             Err(ModelError::Cache(CacheError::ArenaFull { .. })) => Ok(Some(row)),
-            Err(error) => Err((error.into(), row)),
+            Err(error) => Err(Box::new((error.into(), row))),
         }
     }
 

@@ -14,6 +14,9 @@ use crate::{Finish, Model, ModelError, Request, Sampling};
 /// Takes what a job is told; returns whether anybody still listens.
 pub(super) type Updates = Box<dyn FnMut(Update) -> bool + Send>;
 
+/// An error, and what failed by it. Boxed, as results without an error are far more frequent.
+pub(super) type Failed<T> = Box<(JobError, T)>;
+
 /// A job that decodes.
 pub(super) struct Row {
     pub(super) id: JobId,

@@ -11,10 +11,10 @@ use super::context::ContextInfo;
 use super::group::held_of;
 use super::job::{Job, JobError, JobId, Started, Update};
 use super::prefixes::Prefixes;
-use super::row::{Decision, Row, Updates};
+use super::row::{Decision, Failed, Row, Updates};
 use crate::llama::PromptPrefix;
 use crate::rope::trained_context;
-use crate::{Decoder, Finish, Model, Prefilling, Session};
+use crate::{Decoder, Finish, Model, ModelError, Prefilling, Session};
 
 /// What waits for its prompt to be compressed.
 pub(super) enum Waiting {
@@ -119,7 +119,7 @@ impl<'a> Starting<'a> {
         model: &'a Model,
         waiting: Waiting,
         prefixes: &mut Prefixes,
-    ) -> Result<Self, (JobError, Waiting)> {
+    ) -> Result<Self, Failed<Waiting>> {
         let (tokens, policy, seed, new_tokens) = match &waiting {
             Waiting::Job { job, .. } => {
                 let request = &job.request;
@@ -143,7 +143,7 @@ impl<'a> Starting<'a> {
                 let stage = Stage::Prefill(Box::new(run));
                 Ok(Self { waiting, begun: Instant::now(), stage, cached })
             }
-            Err(error) => Err((error.into(), waiting)),
+            Err(error) => Err(Box::new((error.into(), waiting))),
         }
     }
 
@@ -189,14 +189,14 @@ impl<'a> Starting<'a> {
     }
 
     /// The compressed prompt.
-    pub(super) fn finish(self) -> Result<(Waiting, Session<'a>, Duration), (JobError, Waiting)> {
+    pub(super) fn finish(self) -> Result<(Waiting, Session<'a>, Duration), Failed<Waiting>> {
         let Self { waiting, begun, stage, .. } = self;
         let session = match stage {
             Stage::Question(session, _) => *session,
             Stage::Prefill(run) => match run.finish().map(|mut sessions| sessions.pop()) {
                 Ok(Some(session)) => session,
-                Ok(None) => return Err((crate::ModelError::EmptyPrompt.into(), waiting)),
-                Err(error) => return Err((error.into(), waiting)),
+                Ok(None) => return Err(Box::new((ModelError::EmptyPrompt.into(), waiting))),
+                Err(error) => return Err(Box::new((error.into(), waiting))),
             },
         };
         Ok((waiting, session, begun.elapsed()))

@@ -19,7 +19,7 @@ use super::job::{Ended, Held, Job, JobError, JobId, Started, Update};
 use super::load::{JobLoad, Load, Totals};
 use super::pace::Pace;
 use super::prefixes::Prefixes;
-use super::row::Updates;
+use super::row::{Failed, Updates};
 use super::start::{Opened, Ready, Starting, Waiting, open};
 use super::{EngineOptions, State};
 use crate::{ArenaKind, Finish, Model};
@@ -286,20 +286,21 @@ impl<'a> Worker<'a> {
         self.state.waiting.fetch_sub(1, Ordering::AcqRel);
         match self.begin(waiting) {
             Ok(starting) => self.starting = Some(starting),
-            Err((error, waiting)) => {
+            Err(failed) => {
+                let (error, waiting) = *failed;
                 self.totals.failed += 1;
                 waiting.fail(error);
             }
         }
     }
 
-    fn begin(&mut self, waiting: Waiting) -> Result<Starting<'a>, (JobError, Waiting)> {
+    fn begin(&mut self, waiting: Waiting) -> Result<Starting<'a>, Failed<Waiting>> {
         if let Waiting::Job { job, .. } = &waiting
             && let Some(name) = &job.context
         {
             return match self.contexts.copy(name, job.request.tokens.len()) {
                 Ok(session) => Ok(Starting::question(session, waiting)),
-                Err(error) => Err((error, waiting)),
+                Err(error) => Err(Box::new((error, waiting))),
             };
         }
         Starting::prefill(self.model, waiting, &mut self.prefixes)
@@ -366,7 +367,8 @@ impl<'a> Worker<'a> {
         let shared = starting.cached;
         let (waiting, session, prefill) = match starting.finish() {
             Ok(finished) => finished,
-            Err((error, waiting)) => {
+            Err(failed) => {
+                let (error, waiting) = *failed;
                 self.totals.failed += 1;
                 waiting.fail(error);
                 return;
@@ -434,7 +436,8 @@ impl<'a> Worker<'a> {
                 // It waits until others leave.
                 Ok(Some(row)) if !was_idle => return Some(Ready { one, row, room }),
                 Ok(Some(back)) => row = back,
-                Err((error, mut row)) => {
+                Err(failed) => {
+                    let (error, mut row) = *failed;
                     self.totals.failed += 1;
                     row.tell(Update::Failed(error));
                     return None;
@@ -449,7 +452,8 @@ impl<'a> Worker<'a> {
         }
         match Group::with(self.model, one, row, room, &self.options) {
             Ok(group) => self.groups.push(group),
-            Err((error, mut row)) => {
+            Err(failed) => {
+                let (error, mut row) = *failed;
                 self.totals.failed += 1;
                 row.tell(Update::Failed(error));
             }
