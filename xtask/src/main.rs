@@ -1,4 +1,5 @@
-//! The workspace's commands: `cargo xtask bench | serve | test | check | conformance | dist | model`.
+//! The workspace's commands: `cargo xtask bench`, `serve`, `test`, `check`, `conformance`, `dist`,
+//! `model`.
 //!
 //! Everything that CI does and everything a developer does more than once is here, so that both run
 //! the same thing.

@@ -57,7 +57,8 @@ impl KvCache {
     /// `room` free slots in every head.
     ///
     /// # Errors
-    /// [`Error::ArenaFull`] and the other errors of [`LayerCache::place_row`]; the row is idle then.
+    /// [`Error::ArenaFull`] and the other errors of [`LayerCache::place_row`]; the row is idle
+    /// then.
     pub fn place_row(&mut self, row: usize, from: &Self, room: usize) -> Result<()> {
         expect_shape("layers", &[from.layers.len()], &[self.layers.len()])?;
         for (layer, from) in self.layers.iter_mut().zip(&from.layers) {

@@ -2,7 +2,8 @@
 //! policies, one after the other.
 //!
 //! ```sh
-//! cargo run --release -p kv-models --example load -- --model needle-1m --policy 'full;snapkv;longflow'
+//! cargo run --release -p kv-models --example load -- --model needle-1m \
+//!     --policy 'full;snapkv;longflow'
 //! cargo run --release -p kv-models --features cuda --example load -- --model random:llama-3.1-8b \
 //!     --dtype bf16 --inputs 2000-16000 --outputs 512 --rows 64 --cache-gib 40
 //! ```

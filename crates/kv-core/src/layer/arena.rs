@@ -1,10 +1,10 @@
 //! Arenas: pools whose sequences come and go while recorded steps stay valid.
 //!
 //! A recorded step reads and writes the tensors that were there when it was recorded, and launches
-//! grids that follow from capacities. An arena therefore keeps its tensors for life, and its largest
-//! capacity is fixed. A sequence that joins gets a block of slots, and the offsets and lengths of
-//! its head ranges are written into the tensors that steps read. A sequence that leaves gives its
-//! block back.
+//! grids that follow from capacities. An arena therefore keeps its tensors for life, and its
+//! largest capacity is fixed. A sequence that joins gets a block of slots, and the offsets and
+//! lengths of its head ranges are written into the tensors that steps read. A sequence that leaves
+//! gives its block back.
 //!
 //! Rows without a sequence are idle: steps run for them too. They write to a few scratch slots at
 //! the end of the pool, which all idle rows share, and begin anew when these are full.
@@ -18,8 +18,8 @@ use crate::layout::ArenaLayout;
 use crate::{CacheOptions, Error, LayerCache, Result, SlotLayout};
 
 impl LayerCache {
-    /// Slots of an arena's pool beyond the slots of its sequences, which idle rows write to: so many
-    /// steps pass between two resets of their lengths.
+    /// Slots of an arena's pool beyond the slots of its sequences. Idle rows write to them, and
+    /// their lengths are reset after this many steps.
     pub const SCRATCH: usize = 64;
 
     /// A pool of `slots` slots for up to `rows` sequences of `kv_heads` heads, whose head ranges

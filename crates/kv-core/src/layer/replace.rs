@@ -7,9 +7,9 @@ use crate::tensors::{columns, listed};
 use crate::{Error, LayerCache, Result};
 
 impl LayerCache {
-    /// Whether [`Self::replace_row`] can put the one sequence of `from` into any row: the caches have
-    /// states of the same names, all of which can be replaced, and every head has room for as many
-    /// slots as `from` has reserved.
+    /// Whether [`Self::replace_row`] can put the one sequence of `from` into any row: the caches
+    /// have states of equal names, all of which can be replaced, and every head has room for as
+    /// many slots as `from` has reserved.
     pub fn accepts(&self, from: &Self) -> bool {
         let heads = self.layout.kv_heads();
         let own = self.layout.capacities().chunks(heads);

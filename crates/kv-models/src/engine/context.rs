@@ -225,7 +225,7 @@ impl Context<'_> {
 }
 
 impl Session<'_> {
-    /// Gives every head `room` free slots, and frees what it had beyond.
+    /// Gives every head exactly `room` free slots.
     fn resize(&mut self, room: usize) -> Result<(), ModelError> {
         let mut layers = self.cache_mut().layers.iter_mut();
         Ok(layers.try_for_each(|layer: &mut LayerCache| layer.shrink(room))?)

@@ -272,7 +272,7 @@ impl<'a> Group<'a> {
     }
 }
 
-/// The policy by which arenas step: it appends and attends to all live slots.
+/// The policy of an arena's steps: they append and attend to all live slots.
 fn append_policy() -> Result<Arc<dyn Policy>, JobError> {
     Ok(build(&json!({ "policy": "full" })).map_err(ModelError::from)?)
 }

@@ -1,4 +1,4 @@
-//! What an engine is asked, and what it answers.
+//! Requests to an engine, and the updates that it sends for them.
 
 use std::fmt;
 use std::sync::Arc;

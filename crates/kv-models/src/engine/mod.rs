@@ -1,7 +1,7 @@
 //! An engine: a model on a thread of its own that serves many requests at once.
 //!
-//! * [`job`]: what an engine is asked, and what it answers.
-//! * [`load`]: what it is doing, for metrics.
+//! * [`job`]: requests to an engine, and the updates that it sends for them.
+//! * [`load`]: counts and gauges of an engine, for metrics.
 //! * [`worker`]: the thread that owns the device, and the order of its work.
 //! * [`start`]: prompts on their way into a batch; [`group`]: batches that decode; [`row`]: a job
 //!   within a batch.

@@ -11,7 +11,7 @@ use super::job::{Ended, Held, JobError, JobId, LogitsShaper, TokenLogprobs, Upda
 use crate::generate::Running;
 use crate::{Finish, Model, ModelError, Request, Sampling};
 
-/// Takes what a job is told; returns whether anybody still listens.
+/// The callback of a job: takes an update, and returns whether anybody still listens.
 pub(super) type Updates = Box<dyn FnMut(Update) -> bool + Send>;
 
 /// An error, and what failed by it. Boxed, as results without an error are far more frequent.
@@ -95,7 +95,7 @@ impl Row {
         self.running.finish.is_some()
     }
 
-    /// The settings by which the device draws: the host applies the repetition penalty.
+    /// The settings of the device's draws, without the repetition penalty, which the host applies.
     pub(super) fn device_sampling(sampling: Sampling) -> Sampling {
         Sampling { repetition_penalty: 1.0, ..sampling }
     }

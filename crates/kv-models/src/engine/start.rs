@@ -96,7 +96,8 @@ pub(super) struct Starting<'a> {
 enum Stage<'a> {
     /// Its layers are computed. Boxed, as it is by far the largest.
     Prefill(Box<Prefilling<'a>>),
-    /// Its question is appended to a compressed context, of which so many tokens are there.
+    /// A question is appended to a copy of a compressed context. The number counts the question's
+    /// tokens that are appended already.
     Question(Box<Session<'a>>, usize),
 }
 

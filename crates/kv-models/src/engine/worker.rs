@@ -1,8 +1,8 @@
 //! The thread that owns the device, and the order of its work.
 //!
 //! Between two decode steps of every group, some layers of one prompt are computed. Work on a
-//! prompt is cut between layers, not between tokens: every policy then sees whole layers, as it does
-//! alone, and only one layer's keys and values are whole at a time.
+//! prompt is cut between layers, not between tokens. Every policy then sees whole layers, as it
+//! does alone, and only one layer's keys and values are whole at a time.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;

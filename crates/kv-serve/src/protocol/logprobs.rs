@@ -18,8 +18,8 @@ pub(crate) fn of_chat(app: &App, token: u32, own: &TokenLogprobs) -> ChatLogprob
     ChatLogprob { token: named(token, own.logprob), top_logprobs: top }
 }
 
-/// Adds a token's log-probability to a completion's. `offset` is where its text begins, and comes to
-/// be where it ends.
+/// Adds a token's log-probability to a completion's. `offset` is where the token's text begins. It
+/// is moved to where the text ends.
 pub(crate) fn add_to_completion(
     app: &App,
     lists: &mut CompletionLogprobs,

@@ -40,7 +40,8 @@ async fn a_context_is_compressed_once_for_many_questions() {
         EngineOptions { contexts: Some(folder.path().into()), ..EngineOptions::default() };
     let server = router(engine(options.clone()), settings());
     let (document, asked) = question().split_at(question().find("Question").unwrap()).into_owned();
-    let body = json!({"name": "story", "text": document, "kv": {"policy": "keydiff", "decode": false, "budget": 0.7}});
+    let cache = json!({"policy": "keydiff", "decode": false, "budget": 0.7});
+    let body = json!({"name": "story", "text": document, "kv": cache});
     let (status, context) = post(&server, "/v1/kv/contexts", body.clone()).await;
     assert_eq!(status.as_u16(), 201, "{context}");
     assert_eq!((&context["name"], &context["saved"]), (&json!("story"), &json!(false)));

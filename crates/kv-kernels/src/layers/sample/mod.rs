@@ -177,7 +177,7 @@ impl DrawState {
     }
 
     /// Puts the one sequence of another state in the place of a row, in place. Returns whether the
-    /// kernel needs restrictions that no row has had before: steps that were recorded are void then.
+    /// kernel needs restrictions that no row has had before. Recorded steps are void then.
     ///
     /// # Errors
     /// [`KernelError::Unsupported`] for a row that does not exist, [`KernelError::Shape`] for a
