@@ -6,6 +6,7 @@ use anyhow::Context;
 use burn::tensor::{DType, Device};
 use kv_core::{device_name, select_device};
 use kv_models::{Calibration, Model, PrefillPass};
+use kv_parallel::Ranks;
 use kv_policies::{Observation, crowded_sketch};
 
 use crate::allocator::keep_freed_memory;
@@ -45,6 +46,8 @@ pub(crate) struct Bench {
     pub(crate) device: Device,
     /// Its name in records.
     pub(crate) device_name: String,
+    /// The processes that measure one model together.
+    ranks: Ranks,
     /// The model's name in records; empty until a model is loaded.
     model_name: String,
     records: RecordLog,
@@ -76,13 +79,17 @@ impl Bench {
     ///
     /// # Errors
     /// Where there is no such device.
-    pub(crate) fn new(common: &Common, records: RecordLog) -> anyhow::Result<Self> {
-        let device = select_device(common.device)?;
+    pub(crate) fn new(common: &Common, ranks: Ranks, records: RecordLog) -> anyhow::Result<Self> {
+        let device = match ranks.shard().is_part() {
+            true => select_device(common.device.of_process(ranks.local()))?,
+            false => select_device(common.device)?,
+        };
         let device_name = device_name(&device);
         Ok(Self {
             common: common.clone(),
             device,
             device_name,
+            ranks,
             model_name: String::new(),
             records,
             notes: Vec::new(),
@@ -154,8 +161,9 @@ impl<'a> ModelBench<'a> {
     pub(crate) fn load(bench: &'a mut Bench, name: &str) -> anyhow::Result<Self> {
         say!("loading {name} on {}", bench.device_name);
         let dtype = bench.common.dtype.map(Into::into);
-        let mut model =
-            Model::load(name, &bench.device, dtype).with_context(|| format!("model {name}"))?;
+        let collective = bench.ranks.collective(&bench.device)?;
+        let mut model = Model::load_part(name, &bench.device, dtype, collective)
+            .with_context(|| format!("model {name}"))?;
         if let Some(matrices) = bench.common.matrices {
             model = model.with_matrices_in(matrices.into()).context("--matrices")?;
         }
@@ -163,7 +171,10 @@ impl<'a> ModelBench<'a> {
             // Behind the load, whose buffers are not needed again.
             keep_freed_memory();
         }
-        bench.model_name = model.name().into();
+        bench.model_name = match bench.ranks.shard().world() {
+            1 => model.name().into(),
+            world => format!("{} on {world} ranks", model.name()),
+        };
         Ok(Self { model, bench })
     }
 

@@ -3,6 +3,7 @@
 
 use std::fmt::Arguments;
 use std::io::{ErrorKind, Write, stderr, stdout};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
 
@@ -12,8 +13,19 @@ macro_rules! say {
 }
 pub(crate) use say;
 
+/// Whether [`say!`] says nothing.
+static IS_SILENT: AtomicBool = AtomicBool::new(false);
+
+/// Says nothing from now on: another process says the lines of this one.
+pub(crate) fn silence() {
+    IS_SILENT.store(true, Ordering::Relaxed);
+}
+
 /// The function behind [`say!`].
 pub(crate) fn say_line(line: Arguments<'_>) {
+    if IS_SILENT.load(Ordering::Relaxed) {
+        return;
+    }
     // There is no other place to tell that this one is closed or full.
     let _ = writeln!(stderr().lock(), "{line}");
 }

@@ -51,7 +51,7 @@ fn main() -> ExitCode {
         .init();
     let args = args::Args::parse();
     match interrupt::tell().and_then(|()| run::run(&args)) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             console::say!("error: {}", console::causes(&error));
             ExitCode::FAILURE

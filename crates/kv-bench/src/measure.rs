@@ -144,7 +144,7 @@ mod tests {
     use crate::args::Args;
 
     fn run_line(name: &str, line: &[&str]) -> anyhow::Result<()> {
-        crate::run::run(&Args::try_parse_from(["kv-bench", name].iter().chain(line))?)
+        crate::run::run(&Args::try_parse_from(["kv-bench", name].iter().chain(line))?).map(drop)
     }
 
     #[test]

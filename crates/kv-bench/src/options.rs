@@ -324,6 +324,10 @@ pub(crate) struct Throughput {
     /// Memory in GiB for which to say how large a batch would be, from the bytes measured.
     #[arg(long, value_name = "GIB", value_parser = gibibytes, allow_negative_numbers = true)]
     pub(crate) memory_cap: Option<f64>,
+    /// Divides the model among so many processes, with a GPU each. Bytes are those of one of them.
+    /// Where torchrun, srun, mpirun or Kubernetes has started several processes, they are these.
+    #[arg(long, value_name = "RANKS", value_parser = positive, allow_negative_numbers = true)]
+    pub(crate) tensor_parallel: Option<usize>,
 }
 
 /// Options of `kernels`.

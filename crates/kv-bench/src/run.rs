@@ -1,17 +1,19 @@
 //! From arguments to records, tables and the report.
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
 use kv_core::available_devices;
 use kv_models::model_names;
+use kv_parallel::{Ranks, Role};
 use kv_policies::POLICIES;
 use kv_tasks::Task;
 
 use crate::args::{Args, Suite};
 use crate::bench::{Bench, ModelBench};
-use crate::console::{print, say};
+use crate::console::{print, say, silence};
 use crate::files::check_writable;
 use crate::merge_records::{RecordFile, merge};
 use crate::options::Common;
@@ -25,7 +27,29 @@ use crate::{figures, inputs, measure, suites, table};
 ///
 /// # Errors
 /// Where something is missing or unsupported; the error names it.
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let ranks = match &args.suite {
+        Some(Suite::Throughput(options)) => match Ranks::join(options.tensor_parallel)? {
+            Role::Starter(code) => return Ok(code),
+            Role::Rank(ranks) => ranks,
+        },
+        _ => Ranks::alone(),
+    };
+    match ranks.shard().is_first() {
+        true => measured(args, ranks.clone())?,
+        // The first rank tells what all have measured.
+        false => {
+            silence();
+            let mut bench = Bench::new(&args.common, ranks.clone(), RecordLog::begin(None))?;
+            run_suite(args.suite.as_ref(), &mut bench)?;
+        }
+    }
+    ranks.finish();
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Measures, prints and reports.
+fn measured(args: &Args, ranks: Ranks) -> anyhow::Result<()> {
     let common = &args.common;
     ensure!(args.suite.is_none() || !args.all, "--all: suites show all of their tables");
     ensure!(
@@ -53,7 +77,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         check_writable(path)?;
     }
     inputs::check(common, args.suite.as_ref())?;
-    let mut bench = Bench::new(common, RecordLog::begin(common.json.as_deref()))?;
+    let mut bench = Bench::new(common, ranks, RecordLog::begin(common.json.as_deref()))?;
     let mut notes = Vec::new();
     if let Some(Suite::Paper(options)) = &args.suite {
         options.check_device(&bench.device_name, common)?;

@@ -27,6 +27,21 @@ pub enum DeviceChoice {
     Cuda(usize),
 }
 
+impl DeviceChoice {
+    /// The choice of the process that is the `local`-th of its host, where processes have a GPU
+    /// each. Other devices they share.
+    #[must_use]
+    pub fn of_process(self, local: usize) -> Self {
+        match self {
+            Self::Auto if enumerate("cuda").is_some_and(|found| !found.is_empty()) => {
+                Self::Cuda(local)
+            }
+            Self::Cuda(0) => Self::Cuda(local),
+            other => other,
+        }
+    }
+}
+
 const NAMES: [&str; 6] = ["auto", "cpu", "wgpu", "vulkan", "metal", "cuda"];
 
 impl FromStr for DeviceChoice {

@@ -16,6 +16,7 @@ use burn::tensor::DType;
 use clap::{ArgGroup, Parser, ValueEnum};
 use kv_core::{Budget, DeviceChoice, MemoryReport, counted, device_name, select_device};
 use kv_models::{ChatTemplate, Message, Model, Sampling, Session, TextOutput};
+use kv_parallel::{Ranks, Role};
 use kv_policies::{Policy, build, build_named};
 use serde_json::{Map, Value, json};
 
@@ -79,6 +80,10 @@ struct Args {
     /// auto, cpu, wgpu[:i], vulkan[:i], metal[:i] or cuda[:i]
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
+    /// Divide the model among so many processes, with a GPU each; torchrun, srun, mpirun and
+    /// Kubernetes can start them as well
+    #[arg(long, value_name = "RANKS")]
+    tensor_parallel: Option<usize>,
     /// Type in which matrices are stored: f16 or bf16 of a model that computes in f32 on the CPU
     #[arg(long)]
     matrices: Option<Float>,
@@ -105,8 +110,8 @@ fn main() -> ExitCode {
         .without_time()
         .with_target(false)
         .init();
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
+    match start(&Args::parse()) {
+        Ok(code) => code,
         // Who reads the text, such as `head`, has had enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
@@ -116,7 +121,23 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(args: &Args) -> Result<()> {
+/// Runs alone, or as one of several ranks, of which the first shows the text.
+fn start(args: &Args) -> Result<ExitCode> {
+    let ranks = match Ranks::join(args.tensor_parallel)? {
+        Role::Starter(code) => return Ok(code),
+        Role::Rank(ranks) => ranks,
+    };
+    let reads_stdin = args.interactive || args.file.as_deref() == Some(Path::new("-"));
+    ensure!(
+        !reads_stdin || !ranks.shard().is_part(),
+        "several processes cannot share stdin: give --prompt, or --file with the name of a file"
+    );
+    run(args, &ranks)?;
+    ranks.finish();
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run(args: &Args, ranks: &Ranks) -> Result<()> {
     // All that can be wrong is said before the model is loaded, which takes a while.
     ensure!(args.new_tokens > 0, "--new-tokens is 0, expected at least 1");
     ensure!(
@@ -141,19 +162,24 @@ fn run(args: &Args) -> Result<()> {
     if args.chat {
         ChatTemplate::from_name(&args.model)?;
     }
-    let device = select_device(args.device)?;
+    let (shows, is_part) = (ranks.shard().is_first(), ranks.shard().is_part());
+    let choice = if is_part { args.device.of_process(ranks.local()) } else { args.device };
+    let device = select_device(choice)?;
     let dtype_of = |dtype| match dtype {
         Float::F32 => DType::F32,
         Float::F16 => DType::F16,
         Float::Bf16 => DType::BF16,
     };
     let dtype = args.dtype.map(dtype_of);
-    eprintln!("loading {} on {}", args.model, device_name(&device));
-    let mut model = Model::load(&args.model, &device, dtype)?;
+    if shows {
+        eprintln!("loading {} on {}", args.model, device_name(&device));
+    }
+    let collective = ranks.collective(&device)?;
+    let mut model = Model::load_part(&args.model, &device, dtype, collective)?;
     if let Some(matrices) = args.matrices {
         model = model.with_matrices_in(dtype_of(matrices))?;
     }
-    let turn = Turn { args, model: &model, policy, sampling };
+    let turn = Turn { args, model: &model, policy, sampling, shows };
 
     if !args.chat {
         return prompts.iter().try_for_each(|prompt| turn.run(model.encode(prompt)?).map(drop));
@@ -181,6 +207,8 @@ struct Turn<'a> {
     model: &'a Model,
     policy: Arc<dyn Policy>,
     sampling: Sampling,
+    /// Whether this process shows the text.
+    shows: bool,
 }
 
 impl Turn<'_> {
@@ -203,7 +231,7 @@ impl Turn<'_> {
             if model.config().eos_token_ids.contains(&token) {
                 break;
             }
-            show(&output.push(token)?)?;
+            self.show(&output.push(token)?)?;
             if output.is_stopped() {
                 break;
             }
@@ -217,8 +245,11 @@ impl Turn<'_> {
             }
         }
         let decode = start.elapsed().as_secs_f64();
-        show(&output.finish()?)?;
-        show("\n")?;
+        self.show(&output.finish()?)?;
+        self.show("\n")?;
+        if !self.shows {
+            return Ok(output.into_text());
+        }
 
         let rate = |tokens: usize, seconds: f64| tokens as f64 / seconds.max(1e-9);
         eprintln!(
@@ -231,13 +262,16 @@ impl Turn<'_> {
         report_memory(decoder.session(), model);
         Ok(output.into_text())
     }
-}
 
-/// Prints text as it comes.
-fn show(piece: &str) -> Result<()> {
-    let mut stdout = std::io::stdout();
-    stdout.write_all(piece.as_bytes())?;
-    Ok(stdout.flush()?)
+    /// Prints text as it comes.
+    fn show(&self, piece: &str) -> Result<()> {
+        if !self.shows {
+            return Ok(());
+        }
+        let mut stdout = std::io::stdout();
+        stdout.write_all(piece.as_bytes())?;
+        Ok(stdout.flush()?)
+    }
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

@@ -8,22 +8,36 @@
 //!     --dtype bf16 --inputs 2000-16000 --outputs 512 --rows 64 --cache-gib 40
 //! ```
 //!
-//! A row of the table has, over the time from the first request to the last token:
+//! With `--contexts 8`, eight documents are compressed before the load begins, and each request asks
+//! a question of one of them:
 //!
-//! * requests and new tokens a second;
+//! ```sh
+//! cargo run --release -p kv-models --example load -- --model needle-1m --contexts 8 \
+//!     --policy 'full;keydiff' --questions 32
+//! ```
+//!
+//! A row of the table has:
+//!
+//! * requests and new tokens a second, over the time from the first request to the last token;
+//! * the sustained rates: new tokens, tokens of prompts and jobs that decode at once, from the
+//!   moment when a quarter of the requests has ended until three quarters have;
 //! * the time to a request's first token, and between two tokens of a request: median and 99th
 //!   percentile;
-//! * the mean number of jobs that decoded at once, and the mean bytes of a job;
+//! * the mean bytes of a job;
 //! * decode steps that were replayed and launched, and recordings.
 
-use std::sync::mpsc::channel;
+use std::borrow::Borrow;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 use burn::tensor::DType;
 use clap::Parser;
-use kv_models::{Engine, EngineOptions, Job, Model, Request, Update};
+use kv_models::{Engine, EngineOptions, Job, Model, Request, Totals, Update};
+use kv_policies::Policy;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Exp};
@@ -54,9 +68,18 @@ struct Args {
     /// Requests a second; 0 for all at once.
     #[arg(long, default_value_t = 0.0)]
     rate: f64,
-    /// Tokens of a prompt, at least and at most, uniformly distributed.
+    /// Tokens of a prompt or of a document, at least and at most, uniformly distributed.
     #[arg(long, default_value = "100-400")]
     inputs: String,
+    /// Documents that are compressed before the load and then asked; 0 for prompts of their own.
+    #[arg(long, default_value_t = 0)]
+    contexts: usize,
+    /// Tokens of a question to a document.
+    #[arg(long, default_value_t = 64)]
+    questions: usize,
+    /// GiB of all compressed documents.
+    #[arg(long, default_value_t = 1.0)]
+    context_gib: f64,
     /// New tokens of a request.
     #[arg(long, default_value_t = 64)]
     outputs: usize,
@@ -93,10 +116,21 @@ fn main() -> Result<()> {
     let (low, high) = args.inputs.split_once('-').unwrap_or((&args.inputs, &args.inputs));
     let inputs = low.parse::<usize>()?..=high.parse::<usize>()?;
     let dtype = args.dtype.as_deref().map(dtype_of).transpose()?;
+    let engine = engine(&args, dtype)?;
     let mut rows = Vec::new();
     println!(
-        "{:<24} {:>7} {:>8} {:>17} {:>17} {:>6} {:>9} {:>22}",
-        "policy", "req/s", "tok/s", "first token s", "between ms", "jobs", "MiB/job", "steps"
+        "{:<20} {:>6} {:>6} {:>7} {:>8} {:>8} {:>5} {:>15} {:>15} {:>8} {:>15}",
+        "policy",
+        "req/s",
+        "tok/s",
+        "| req/s",
+        "tok/s",
+        "prompt/s",
+        "jobs",
+        "| first token s",
+        "between ms",
+        "MiB/job",
+        "steps"
     );
     for name in &args.policy {
         let config = match name.starts_with('{') {
@@ -107,7 +141,7 @@ fn main() -> Result<()> {
             true => kv_policies::with_budget(&config, args.budget),
             false => config,
         };
-        let row = run(&args, &config, inputs.clone(), dtype)?;
+        let row = run(&engine, &args, &config, inputs.clone())?;
         println!("{}", line(&row));
         rows.push(row);
     }
@@ -126,102 +160,62 @@ fn dtype_of(name: &str) -> Result<DType> {
     }
 }
 
-fn run(
-    args: &Args,
-    config: &Value,
-    inputs: std::ops::RangeInclusive<usize>,
-    dtype: Option<DType>,
-) -> Result<Value> {
+/// The engine that all policies have in turn.
+fn engine(args: &Args, dtype: Option<DType>) -> Result<Engine> {
     let device = kv_core::select_device(args.device)?;
     let name = args.model.clone();
+    let bytes = |gib: f64| (gib * f64::from(1 << 30)) as usize;
     let options = EngineOptions {
         rows: args.rows,
         queue: args.requests + 1,
-        bytes: (args.cache_gib * f64::from(1 << 30)) as usize,
+        bytes: bytes(args.cache_gib),
         groups: 1,
         prefill_share: args.prefill_share,
+        context_bytes: bytes(args.context_gib),
         ..EngineOptions::default()
     };
-    let engine = Engine::start(move || Model::load(&name, &device, dtype), options)?;
-    let vocabulary = engine.card().config.vocab_size as u32;
-    let policy = kv_policies::build(config)?;
-    let mut rng = ChaCha8Rng::seed_from_u64(args.seed);
-    let request = |rng: &mut ChaCha8Rng, outputs: usize| {
-        let tokens = rng.random_range(inputs.clone());
-        let tokens = (0..tokens).map(|_| rng.random_range(3..vocabulary)).collect();
-        Request { stop_at_end: false, ..Request::greedy(tokens, outputs) }
-    };
+    Ok(Engine::start(move || Model::load(&name, &device, dtype), options)?)
+}
+
+fn run(
+    engine: &Engine,
+    args: &Args,
+    config: &Value,
+    inputs: RangeInclusive<usize>,
+) -> Result<Value> {
+    let mut load = RandomLoad::new(engine, args, kv_policies::build(config)?, inputs)?;
     // Kernels are compiled and the steps recorded before anything is timed.
-    let (warmed, warm) = channel();
+    let (sender, warmed) = channel();
     for _ in 0..2 {
-        let warmed = warmed.clone();
-        let job = Job::new(request(&mut rng, 12), policy.clone());
-        engine
-            .submit(job, move |update| warmed.send(matches!(update, Update::Ended(_))).is_ok())?;
+        submit(engine, load.job(12), &sender)?;
     }
-    drop(warmed);
-    while warm.recv().is_ok() {}
+    drop(sender);
+    failure(warmed.iter())?;
+
     let before = engine.load().totals;
     let gap = Exp::new(args.rate.max(f64::MIN_POSITIVE))?;
     let start = Instant::now();
     let (sender, results) = channel();
-    let mut jobs = Vec::new();
-    for _ in 0..args.requests {
-        if args.rate > 0.0 {
-            thread::sleep(Duration::from_secs_f64(gap.sample(&mut rng)));
-        }
-        let job = Job::new(request(&mut rng, args.outputs), policy.clone());
-        let (sender, now) = (sender.clone(), Instant::now());
-        let mut seen = Some(Seen {
-            submitted: now,
-            first: None,
-            last: now,
-            gaps: Vec::new(),
-            tokens: 0,
-            bytes: 0,
-            failed: None,
-        });
-        engine.submit(job, move |update| {
-            let Some(own) = &mut seen else { return false };
-            let now = Instant::now();
-            match update {
-                Update::Token { token: Some(_), .. } => {
-                    match own.first {
-                        None => own.first = Some(now),
-                        Some(_) => own.gaps.push((now - own.last).as_secs_f64()),
-                    }
-                    own.tokens += 1;
-                    own.last = now;
-                }
-                Update::Ended(ended) => {
-                    own.bytes = ended.held.bytes;
-                    drop(seen.take().map(|own| sender.send(own)));
-                }
-                Update::Failed(error) => {
-                    own.failed = Some(error.to_string());
-                    drop(seen.take().map(|own| sender.send(own)));
-                }
-                Update::Started(_) | Update::Token { .. } => {}
+    let (mut left, mut due) = (args.requests, start);
+    let (mut all, mut samples) = (Vec::new(), Vec::new());
+    while all.len() < args.requests {
+        while left > 0 && Instant::now() >= due {
+            submit(engine, load.job(args.outputs), &sender)?;
+            left -= 1;
+            if args.rate > 0.0 {
+                due += Duration::from_secs_f64(gap.sample(&mut load.rng));
             }
-            true
-        })?;
-        jobs.push(engine.load().running as f64);
-    }
-    drop(sender);
-    let mut all = Vec::new();
-    loop {
-        match results.recv_timeout(Duration::from_millis(200)) {
-            Ok(seen) => all.push(seen),
-            Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
-                jobs.push(engine.load().running as f64);
-            }
-            Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => break,
         }
+        let next = if left > 0 { due - Instant::now().min(due) } else { SAMPLED };
+        if let Ok(seen) = results.recv_timeout(next.min(SAMPLED)) {
+            all.push(seen);
+        }
+        let now = engine.load();
+        samples.push(Sample { at: start.elapsed(), running: now.running, totals: now.totals });
     }
-    if let Some(reason) = all.iter().find_map(|seen| seen.failed.clone()) {
-        return Err(anyhow!("{config}: {reason}"));
-    }
-    thread::sleep(Duration::from_millis(100));
+    failure(all.iter())?;
+    (0..args.contexts).try_for_each(|number| engine.forget(&document(number)))?;
+    thread::sleep(SAMPLED);
     let after = engine.load().totals;
     let seconds = all.iter().map(|seen| seen.last - start).max().unwrap_or_default().as_secs_f64();
     let tokens: usize = all.iter().map(|seen| seen.tokens).sum();
@@ -234,15 +228,139 @@ fn run(
         "seconds": seconds,
         "requests_per_second": all.len() as f64 / seconds,
         "tokens_per_second": tokens as f64 / seconds,
+        "sustained": sustained(&samples, before.ended, args.requests),
         "first_token_seconds": firsts,
         "between_tokens_seconds": gaps,
-        "jobs": jobs.mean(),
         "bytes_per_job": all.iter().map(|seen| seen.bytes as f64).mean(),
         "replayed": after.replayed_steps - before.replayed_steps,
         "launched": after.launched_steps - before.launched_steps,
         "recordings": after.recordings - before.recordings,
         "prompt_tokens": after.prompt_tokens - before.prompt_tokens,
     }))
+}
+
+/// How often an engine's load is looked at.
+const SAMPLED: Duration = Duration::from_millis(50);
+
+/// Jobs of random prompts, or of random questions to documents.
+struct RandomLoad {
+    policy: Arc<dyn Policy>,
+    inputs: RangeInclusive<usize>,
+    contexts: usize,
+    vocabulary: u32,
+    rng: ChaCha8Rng,
+}
+
+impl RandomLoad {
+    fn new(
+        engine: &Engine,
+        args: &Args,
+        policy: Arc<dyn Policy>,
+        inputs: RangeInclusive<usize>,
+    ) -> Result<Self> {
+        let rng = ChaCha8Rng::seed_from_u64(args.seed);
+        let vocabulary = engine.card().config.vocab_size as u32;
+        let mut load = Self { policy, inputs, contexts: args.contexts, vocabulary, rng };
+        for number in 0..args.contexts {
+            let tokens = load.tokens();
+            engine.compress(&document(number), tokens, load.policy.clone())?;
+        }
+        if args.contexts > 0 {
+            load.inputs = args.questions..=args.questions;
+        }
+        Ok(load)
+    }
+
+    fn tokens(&mut self) -> Vec<u32> {
+        let tokens = self.rng.random_range(self.inputs.clone());
+        (0..tokens).map(|_| self.rng.random_range(3..self.vocabulary)).collect()
+    }
+
+    fn job(&mut self, outputs: usize) -> Job {
+        let request = Request { stop_at_end: false, ..Request::greedy(self.tokens(), outputs) };
+        let mut job = Job::new(request, self.policy.clone());
+        if self.contexts > 0 {
+            job.context = Some(document(self.rng.random_range(0..self.contexts)));
+        }
+        job
+    }
+}
+
+fn document(number: usize) -> String {
+    format!("document-{number}")
+}
+
+/// Submits a job, which sends `results` its times once it has ended.
+fn submit(engine: &Engine, job: Job, results: &Sender<Seen>) -> Result<()> {
+    let (results, now) = (results.clone(), Instant::now());
+    let mut seen = Some(Seen {
+        submitted: now,
+        first: None,
+        last: now,
+        gaps: Vec::new(),
+        tokens: 0,
+        bytes: 0,
+        failed: None,
+    });
+    engine.submit(job, move |update| {
+        let Some(own) = &mut seen else { return false };
+        let now = Instant::now();
+        match update {
+            Update::Token { token: Some(_), .. } => {
+                match own.first {
+                    None => own.first = Some(now),
+                    Some(_) => own.gaps.push((now - own.last).as_secs_f64()),
+                }
+                own.tokens += 1;
+                own.last = now;
+            }
+            Update::Ended(ended) => {
+                own.bytes = ended.held.bytes;
+                drop(seen.take().map(|own| results.send(own)));
+            }
+            Update::Failed(error) => {
+                own.failed = Some(error.to_string());
+                drop(seen.take().map(|own| results.send(own)));
+            }
+            Update::Started(_) | Update::Token { .. } => {}
+        }
+        true
+    })?;
+    Ok(())
+}
+
+/// The first failure of jobs.
+fn failure(seen: impl IntoIterator<Item = impl Borrow<Seen>>) -> Result<()> {
+    match seen.into_iter().find_map(|seen| seen.borrow().failed.clone()) {
+        Some(reason) => Err(anyhow!(reason)),
+        None => Ok(()),
+    }
+}
+
+/// The load at one moment.
+struct Sample {
+    at: Duration,
+    running: usize,
+    totals: Totals,
+}
+
+/// Rates while the second and the third quarter of the requests ended: without the first requests,
+/// which decode in small batches, and without the last ones.
+fn sustained(samples: &[Sample], before: u64, requests: usize) -> Value {
+    let ended = |sample: &&Sample| (sample.totals.ended - before) as f64 / requests as f64;
+    let within: Vec<&Sample> =
+        samples.iter().filter(|sample| (0.25..=0.75).contains(&ended(sample))).collect();
+    let (Some(first), Some(last)) = (within.first(), within.last()) else { return Value::Null };
+    let seconds = (last.at - first.at).as_secs_f64();
+    let rate =
+        |count: fn(&Totals) -> u64| (count(&last.totals) - count(&first.totals)) as f64 / seconds;
+    json!({
+        "seconds": seconds,
+        "requests_per_second": rate(|totals| totals.ended),
+        "tokens_per_second": rate(|totals| totals.new_tokens),
+        "prompt_tokens_per_second": rate(|totals| totals.prompt_tokens),
+        "jobs": within.iter().map(|sample| sample.running as f64).mean(),
+    })
 }
 
 /// The median and the 99th percentile.
@@ -263,14 +381,18 @@ fn line(row: &Value) -> String {
         budget => format!(" {budget}"),
     };
     let steps = format!("{}/{}/{}", row["replayed"], row["launched"], row["recordings"]);
+    let sustained = |key: &str| row["sustained"][key].as_f64().unwrap_or(f64::NAN);
     format!(
-        "{:<24} {:>7.2} {:>8.0} {:>17} {:>17} {:>6.1} {:>9.1} {:>22}",
+        "{:<20} {:>6.2} {:>6.0} | {:>5.2} {:>8.0} {:>8.0} {:>5.1} | {:>13} {:>15} {:>8.1} {:>15}",
         name.to_string() + &budget,
         number("requests_per_second"),
         number("tokens_per_second"),
+        sustained("requests_per_second"),
+        sustained("tokens_per_second"),
+        sustained("prompt_tokens_per_second"),
+        sustained("jobs"),
         pair("first_token_seconds", 1.0),
         pair("between_tokens_seconds", 1000.0),
-        number("jobs"),
         number("bytes_per_job") / f64::from(1 << 20),
         steps
     )

@@ -13,6 +13,7 @@ use std::path::Path;
 
 use burn::tensor::DType;
 use kv_core::counted;
+use kv_parallel::Shard;
 
 use crate::error::{ModelError, Result};
 
@@ -178,6 +179,19 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
+    /// The shape of one rank's part: its heads and its columns of the MLP.
+    ///
+    /// # Errors
+    /// [`kv_parallel::ParallelError::Indivisible`].
+    pub fn part(&self, shard: Shard) -> Result<Self> {
+        Ok(Self {
+            num_query_heads: shard.part("query heads", self.num_query_heads)?,
+            num_kv_heads: shard.part("key-value heads", self.num_kv_heads)?,
+            intermediate_size: shard.part("columns of the MLP", self.intermediate_size)?,
+            ..self.clone()
+        })
+    }
+
     /// Reads the text of a Hugging Face `config.json`.
     ///
     /// Keys that are absent have the value that `transformers` gives them for the architecture, but

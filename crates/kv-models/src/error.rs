@@ -98,6 +98,31 @@ pub enum ModelError {
     #[error(transparent)]
     Weights(#[from] WeightsError),
 
+    /// Ranks could not divide the model, or lost each other.
+    #[error(transparent)]
+    Parallel(#[from] kv_parallel::ParallelError),
+
+    /// A policy that needs all heads, on a rank that has a part of them.
+    #[error(
+        "policy `{policy}` compares the heads of a layer, and {shard} has only a part of them; \
+         run it on one rank, or choose a policy or options whose heads decide by themselves"
+    )]
+    ComparesHeads {
+        /// The policy.
+        policy: String,
+        /// The rank.
+        shard: kv_parallel::Shard,
+    },
+
+    /// Work that needs all weights, on a rank that has a part of them.
+    #[error("{what} needs the whole model, and {shard} has only a part of it")]
+    WholeModelOnly {
+        /// The work.
+        what: &'static str,
+        /// The rank.
+        shard: kv_parallel::Shard,
+    },
+
     /// Matrices cannot be stored in a type.
     #[error("matrices cannot be stored in {dtype}: {reason}")]
     MatrixStorage {

@@ -32,6 +32,7 @@ pub use fisher::{Fisher, LayerFisher, TextWindows};
 pub use generate::{Event, Finish, Generated, GeneratedBatch, Request, generate, generate_from};
 pub use hub::resolve;
 pub use llama::{KvGradients, Llama, PrefillPass, Prefilled, PromptPrefix};
+pub(crate) use model::fnv_1a;
 pub use model::{Model, model_names};
 pub use output::TextOutput;
 pub use presets::{PRESETS, preset};

@@ -17,6 +17,8 @@ use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::read_f32;
 use kv_kernels::{LinearOptions, RotaryTable, linear as linear_product};
+use kv_parallel::Collective;
+use kv_policies::HeadPart;
 
 pub use gradients::KvGradients;
 pub use prefill::{PrefillPass, Prefilled};
@@ -25,7 +27,7 @@ pub use prefix::PromptPrefix;
 pub(crate) use prefix::{PrefixLayer, SharedPrefix};
 
 use crate::rope::prompt_table;
-use crate::{ModelConfig, Result};
+use crate::{ModelConfig, ModelError, Result};
 use layer::{Layer, RmsNorm};
 use linear::Linear;
 
@@ -46,12 +48,35 @@ pub struct Llama {
     config: ModelConfig,
     #[module(skip)]
     dtype: DType,
+    /// The ranks that have the other parts of the model.
+    #[module(skip)]
+    ranks: Arc<dyn Collective>,
+    /// Key-value heads of all ranks together.
+    #[module(skip)]
+    all_kv_heads: usize,
 }
 
 impl Llama {
-    /// The model's configuration.
+    /// The model's configuration; on one of several ranks, its part's ([`ModelConfig::part`]).
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// The ranks that have the parts of the model.
+    pub fn ranks(&self) -> &dyn Collective {
+        &*self.ranks
+    }
+
+    /// Which key-value heads this rank has.
+    pub(crate) fn heads(&self) -> HeadPart {
+        let first = self.ranks.shard().rank() * self.config.num_kv_heads;
+        HeadPart { first, all: self.all_kv_heads }
+    }
+
+    /// Refuses work on a part of a model.
+    pub(crate) fn check_whole(&self, what: &'static str) -> Result<()> {
+        let shard = self.ranks.shard();
+        if shard.is_part() { Err(ModelError::WholeModelOnly { what, shard }) } else { Ok(()) }
     }
 
     /// The dtype of the weights, unless matrices are stored in another one, and of activations.

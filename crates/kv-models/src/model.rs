@@ -1,10 +1,12 @@
 //! A decoder with its tokenizer, by name.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::thread::{self, ThreadId};
 
 use burn::tensor::{DType, Device};
 use kv_gguf::GgufFile;
+use kv_parallel::{Collective, Solo};
 use serde_json::{Map, Value};
 
 use crate::special_tokens::SpecialTokens;
@@ -57,10 +59,24 @@ impl Model {
     /// # Errors
     /// [`ModelError`] says what is missing or unsupported.
     pub fn load(name: &str, device: &Device, dtype: Option<DType>) -> Result<Self> {
+        Self::load_part(name, device, dtype, Arc::new(Solo))
+    }
+
+    /// [`Self::load`] of one rank's part of the model: see [`Llama::from_weights`]. All ranks call
+    /// the same methods of their parts in the same order.
+    ///
+    /// # Errors
+    /// The errors of [`Self::load`], and [`kv_parallel::ParallelError::Indivisible`].
+    pub fn load_part(
+        name: &str,
+        device: &Device,
+        dtype: Option<DType>,
+        ranks: Arc<dyn Collective>,
+    ) -> Result<Self> {
         if let Some(preset_name) = name.strip_prefix(RANDOM) {
             let config = preset(preset_name)?;
             let dtype = dtype.unwrap_or_else(|| default_dtype(config.dtype, device));
-            let llama = Llama::random(config, dtype, device)?;
+            let llama = Llama::random(config, dtype, device, ranks)?;
             let home = thread::current().id();
             return Ok(Self { name: name.into(), llama, tokenizer: None, chat: None, home });
         }
@@ -72,7 +88,7 @@ impl Model {
             let dtype = dtype.unwrap_or_else(|| default_dtype(own, device));
             return Ok(Self {
                 name: name.into(),
-                llama: Llama::from_weights(config, &weights, dtype, device)?,
+                llama: Llama::from_weights(config, &weights, dtype, device, ranks)?,
                 tokenizer: Some(Tokenizer::from_bytes(embedded::TOKENIZER)?),
                 chat: None,
                 home: thread::current().id(),
@@ -80,9 +96,9 @@ impl Model {
         }
         let path = Path::new(name);
         if path.is_file() && path.extension().is_some_and(|extension| extension == "gguf") {
-            return Self::from_gguf(path, device, dtype);
+            return Self::gguf_part(path, device, dtype, ranks);
         }
-        let model = Self::from_folder(&resolve(name)?, device, dtype)?;
+        let model = Self::folder_part(&resolve(name)?, device, dtype, ranks)?;
         // A hub model's folder is named by its revision.
         let local = Path::new(name).is_dir();
         Ok(if local { model } else { Self { name: name.into(), ..model } })
@@ -93,6 +109,16 @@ impl Model {
     /// # Errors
     /// The errors of [`Self::load`].
     pub fn from_folder(folder: &Path, device: &Device, dtype: Option<DType>) -> Result<Self> {
+        Self::folder_part(folder, device, dtype, Arc::new(Solo))
+    }
+
+    /// A rank's part of a folder in the Hugging Face layout.
+    fn folder_part(
+        folder: &Path,
+        device: &Device,
+        dtype: Option<DType>,
+        ranks: Arc<dyn Collective>,
+    ) -> Result<Self> {
         let mut config = ModelConfig::from_folder(folder)?;
         let tokenizer = folder.join("tokenizer.json");
         let tokenizer =
@@ -114,7 +140,7 @@ impl Model {
         let name = folder.file_name().unwrap_or(folder.as_os_str());
         Ok(Self {
             name: name.to_string_lossy().into_owned(),
-            llama: Llama::from_weights(config, &weights, dtype, device)?,
+            llama: Llama::from_weights(config, &weights, dtype, device, ranks)?,
             tokenizer,
             chat,
             home: thread::current().id(),
@@ -127,6 +153,16 @@ impl Model {
     /// [`ModelError::Gguf`] for a file that is damaged or of another architecture, and the errors
     /// of [`Self::load`].
     pub fn from_gguf(path: &Path, device: &Device, dtype: Option<DType>) -> Result<Self> {
+        Self::gguf_part(path, device, dtype, Arc::new(Solo))
+    }
+
+    /// A rank's part of a GGUF file.
+    fn gguf_part(
+        path: &Path,
+        device: &Device,
+        dtype: Option<DType>,
+        ranks: Arc<dyn Collective>,
+    ) -> Result<Self> {
         let failed = |source| ModelError::gguf(path, source);
         let file = GgufFile::open(path).map_err(failed)?;
         let config = ModelConfig::from_json(&file.config().map_err(failed)?.to_string())?;
@@ -138,7 +174,7 @@ impl Model {
         let name = path.file_stem().unwrap_or(path.as_os_str());
         Ok(Self {
             name: name.to_string_lossy().into_owned(),
-            llama: Llama::from_weights(config, &weights, dtype, device)?,
+            llama: Llama::from_weights(config, &weights, dtype, device, ranks)?,
             tokenizer: Some(Tokenizer::from_bytes(tokenizer.as_bytes())?),
             chat,
             home: thread::current().id(),
@@ -161,20 +197,18 @@ impl Model {
         &self.name
     }
 
-    /// The fingerprint that tells this model from others of its name in saved caches: its shape and
-    /// a checksum of its last norm's weights.
+    /// The fingerprint that tells this model from others of its name in saved caches: its shape,
+    /// a checksum of its last norm's weights, and which rank's part it is.
     ///
     /// # Errors
     /// [`ModelError`] where the weights cannot be read.
     pub fn fingerprint(&self) -> Result<String> {
         let config = self.config();
         let (layers, heads, dim) = (config.num_layers, config.num_kv_heads, config.head_dim);
-        // FNV-1a.
-        let bytes = self.llama.last_norm()?.into_iter().flat_map(f32::to_le_bytes);
-        let sum = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| {
-            (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        });
-        Ok(format!("{} ({layers} x {heads} x {dim}, {sum:016x})", self.name))
+        let sum = fnv_1a(self.llama.last_norm()?.into_iter().flat_map(f32::to_le_bytes));
+        let shard = self.llama.ranks().shard();
+        let part = if shard.is_part() { format!(", {shard}") } else { String::new() };
+        Ok(format!("{} ({layers} x {heads} x {dim}, {sum:016x}{part})", self.name))
     }
 
     /// The thread that loaded the model.
@@ -318,4 +352,11 @@ pub fn model_names() -> Vec<String> {
 fn default_dtype(own: Option<DType>, device: &Device) -> DType {
     let cpu = kv_core::device_name(device) == "cpu";
     own.filter(|own| !cpu && device.supports_dtype(*own)).unwrap_or(DType::F32)
+}
+
+/// The 64-bit FNV-1a checksum of bytes.
+pub(crate) fn fnv_1a(bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| {
+        (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }

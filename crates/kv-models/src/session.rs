@@ -426,9 +426,19 @@ fn check_start(
     if policies.iter().any(|policy| policy.capabilities().renumbers) {
         check_renumbered(model, prompts)?;
     }
+    policies.iter().try_for_each(|policy| check_heads(model, &**policy))?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or_default();
     let layers = model.config().num_layers;
     policies.iter().for_each(|policy| warn_of_remarks(&**policy, layers, longest));
+    Ok(())
+}
+
+/// Checks that a policy's heads decide by themselves where a rank has a part of them.
+fn check_heads(model: &Model, policy: &dyn Policy) -> Result<()> {
+    let shard = model.llama().ranks().shard();
+    if shard.is_part() && policy.capabilities().compares_heads {
+        return Err(ModelError::ComparesHeads { policy: policy.name().into(), shard });
+    }
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 mod decode;
 mod file;
 mod gguf;
+mod part;
 #[cfg(test)]
 mod tests;
 mod unused;
@@ -20,6 +21,8 @@ use crate::error::{ModelError, Result, WeightsError};
 use file::SafetensorsFile;
 use gguf::GgufTensors;
 use kv_gguf::GgufFile;
+use part::ColumnReader;
+pub(crate) use part::Part;
 
 /// Bytes of a tensor that are read at a time.
 const PIECE: usize = 1 << 20;
@@ -59,11 +62,11 @@ impl WeightFile {
         }
     }
 
-    /// The bytes of the tensor of this name and `info`.
+    /// The bytes of the tensor of this name that `info` points to.
     fn read(&self, name: &str, info: &TensorInfo) -> Result<Box<dyn Read>> {
         match self {
             Self::Safetensors(file) => file.read(info),
-            Self::Gguf(file) => file.read(name),
+            Self::Gguf(file) => file.read(name, info),
         }
     }
 }
@@ -167,6 +170,21 @@ impl Weights {
         dtype: DType,
         device: &Device,
     ) -> Result<Tensor<D>> {
+        self.part(name, expected, &Part::Whole, dtype, device)
+    }
+
+    /// [`Self::tensor`] of which only a part is read; `expected` is the shape of the whole.
+    ///
+    /// # Errors
+    /// The errors of [`Self::tensor`].
+    pub(crate) fn part<const D: usize>(
+        &self,
+        name: &str,
+        expected: [usize; D],
+        part: &Part,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor<D>> {
         let (file, info) = self.find(name)?;
         if info.shape != expected {
             return Err(WeightsError::WrongShape {
@@ -176,8 +194,11 @@ impl Weights {
             }
             .into());
         }
-        let mut reader = file.read(name, info)?;
-        let data = decode::decode(&mut *reader, name, info, dtype, file.path())?;
+        let mut reader = file.read(name, &part.bytes_of(info))?;
+        if let Part::Columns(columns) = part {
+            reader = Box::new(ColumnReader::new(reader, info, columns));
+        }
+        let data = decode::decode(&mut *reader, name, &part.of(info), dtype, file.path())?;
         Ok(Tensor::from_data(data, (device, dtype)))
     }
 

@@ -14,6 +14,7 @@ mod generation;
 mod gguf;
 mod longflow;
 mod matrices;
+mod parallel;
 mod parity;
 mod plain;
 mod prhs;

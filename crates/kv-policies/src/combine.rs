@@ -90,6 +90,7 @@ impl Policy for Combine {
             changes_prefill: prefill.changes_prefill,
             changes_decode: decode.changes_decode,
             reads_other_layers: prefill.reads_other_layers || decode.reads_other_layers,
+            compares_heads: prefill.compares_heads || decode.compares_heads,
             compares_hidden: decode.compares_hidden,
             renumbers: decode.renumbers,
             target: decode.target,

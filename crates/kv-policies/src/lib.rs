@@ -35,7 +35,7 @@ pub use policy::error::{PolicyError, Result};
 pub use policy::evictor::EvictionPolicy;
 pub use policy::lists::SlotList;
 pub use policy::notice::{crowded_sketch, warn_of_remarks};
-pub use policy::observation::{KnownScores, LayerContext, Observation, OwnedObservation};
+pub use policy::observation::{HeadPart, KnownScores, LayerContext, Observation, OwnedObservation};
 pub use policy::prompt::{FrozenTokens, Reuse, VisibleWindow};
 pub use policy::reads::Reads;
 pub use policy::step::{LayerInput, Qkv, Step};

@@ -152,6 +152,7 @@ pub(super) fn throughput(
         steps: *figure.steps.of(quick),
         memory_cap: None,
         warm_up: options::WARM_UP,
+        tensor_parallel: None,
     };
     let policy_runs = bench.common.select_beside_full(&(figure.policies)(quick))?;
     throughput::measure(bench, &policy_runs, &options)

@@ -24,7 +24,13 @@ pub(crate) fn run(bench: &mut ModelBench<'_>) -> anyhow::Result<()> {
     attention::measure(bench, &policy_runs, &attention)?;
     let positions = bench.model.config().max_positions;
     let lengths = vec![1000.min(positions / 2)];
-    let throughput =
-        Throughput { lengths, batches: vec![1], steps: 32, warm_up: WARM_UP, memory_cap: None };
+    let throughput = Throughput {
+        lengths,
+        batches: vec![1],
+        steps: 32,
+        warm_up: WARM_UP,
+        memory_cap: None,
+        tensor_parallel: None,
+    };
     throughput::run(bench, &throughput)
 }

@@ -167,7 +167,7 @@ mod tests {
             json.display(),
             json.with_extension("html").display()
         );
-        crate::run::run(&Args::try_parse_from(line.split_whitespace())?)
+        crate::run::run(&Args::try_parse_from(line.split_whitespace())?).map(drop)
     }
 
     #[test]

@@ -95,6 +95,7 @@ fn perplexity(
 #[cfg(test)]
 mod tests {
     use kv_models::{Model, Session};
+    use kv_parallel::Ranks;
     use serde_json::json;
 
     use super::*;
@@ -119,7 +120,7 @@ mod tests {
     fn a_prompt_s_own_tokens_are_judged_under_what_policies_do_to_prefill() {
         let text = "The sea was calm that day, and the old boat lay upon the sand. ".repeat(8);
         let args = Args::try_parse_from(["kv-bench", "--device", "cpu"]).unwrap();
-        let mut bench = Bench::new(&args.common, RecordLog::begin(None)).unwrap();
+        let mut bench = Bench::new(&args.common, Ranks::alone(), RecordLog::begin(None)).unwrap();
         let bench = ModelBench::load(&mut bench, "needle-1m").unwrap();
         let tokens = bench.model.encode(&text).unwrap();
         let of = |config| {

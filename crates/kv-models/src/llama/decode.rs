@@ -59,7 +59,7 @@ impl Llama {
                 .with_input(input)
                 .with_board(Arc::clone(&board));
             let attention = policy.step(LayerContext { index, count }, slots, step)?;
-            hidden = layer.finish(hidden, attention.reshape([batch, width]))?;
+            hidden = layer.finish(hidden, attention.reshape([batch, width]), self.ranks())?;
         }
         self.logits(self.norm.forward(hidden)?)
     }
@@ -119,7 +119,8 @@ impl Llama {
             let [query, key, value] = split_heads(projected, positions.clone(), &heads)?;
             slots.extend(key, value, positions.clone())?;
             let attention = slots.attend_extended(query)?.swap_dims(1, 2);
-            hidden = layer.finish(hidden, attention.reshape([batch * added, width]))?;
+            hidden =
+                layer.finish(hidden, attention.reshape([batch * added, width]), self.ranks())?;
         }
         cache.seen.iter_mut().for_each(|seen| *seen += added);
         let hidden = self.norm.forward(hidden)?;

@@ -26,9 +26,10 @@ impl Llama {
     /// them) and f32 weights are held.
     ///
     /// # Errors
-    /// [`ModelError::EmptyPrompt`] below two tokens, [`ModelError::PromptTooLong`],
+    /// [`ModelError::WholeModelOnly`], [`ModelError::EmptyPrompt`] below two tokens, [`ModelError::PromptTooLong`],
     /// [`ModelError::TokenOutOfRange`].
     pub fn kv_gradients(&self, tokens: &[u32]) -> Result<KvGradients> {
+        self.check_whole("a gradient")?;
         self.check_prompt(tokens)?;
         let count = tokens.len() - 1;
         if count == 0 {

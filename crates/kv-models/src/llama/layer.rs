@@ -1,6 +1,7 @@
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use kv_kernels::{HeadLayout, HeadNorms, RotaryTable, RowNorm, rms_norm};
+use kv_parallel::Collective;
 
 use super::linear::Linear;
 use crate::{ModelConfig, Result};
@@ -86,10 +87,16 @@ impl Layer {
         }
     }
 
-    /// The rest of the layer: output projection of the attention `[N, Hq * D]`, and the MLP.
-    pub(crate) fn finish(&self, hidden: Tensor<2>, attention: Tensor<2>) -> Result<Tensor<2>> {
-        let hidden = self.output.forward_residual(attention, hidden)?;
+    /// The rest of the layer: output projection of the attention `[N, Hq * D]`, and the MLP. The
+    /// ranks add their parts twice.
+    pub(crate) fn finish(
+        &self,
+        hidden: Tensor<2>,
+        attention: Tensor<2>,
+        ranks: &dyn Collective,
+    ) -> Result<Tensor<2>> {
+        let hidden = self.output.sum_residual(attention, hidden, ranks)?;
         let gated = self.gate_up.gated_of_normed(hidden.clone(), self.mlp_norm.of_rows())?;
-        Ok(self.down.forward_residual(gated, hidden)?)
+        self.down.sum_residual(gated, hidden, ranks)
     }
 }

@@ -3,6 +3,9 @@ use std::ops::Range;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor};
 use kv_kernels::{KernelError, LinearOptions, RowNorm, linear};
+use kv_parallel::Collective;
+
+use crate::Result;
 
 /// The matrix without padding: CUDA pads the rows of some matrices, which every step would have to
 /// undo.
@@ -73,16 +76,21 @@ impl Linear {
         linear(x, self.weight.val(), options)
     }
 
-    /// [`Self::forward`], added to `residual` `[N, out]`.
+    /// The sum of all ranks' [`Self::forward`], added to `residual` `[N, out]`. Each rank has some
+    /// columns of the weights. The first rank alone has the bias and adds the residual, in its
+    /// product, so that the sum is the only work beside the products.
     ///
     /// # Errors
-    /// The errors of [`Self::forward`].
-    pub(crate) fn forward_residual(
+    /// The errors of [`Self::forward`] and of the ranks' sum.
+    pub(crate) fn sum_residual(
         &self,
         x: Tensor<2>,
         residual: Tensor<2>,
-    ) -> Result<Tensor<2>, KernelError> {
-        linear(x, self.weight.val(), LinearOptions { residual: Some(residual), ..self.options() })
+        ranks: &dyn Collective,
+    ) -> Result<Tensor<2>> {
+        let residual = ranks.shard().is_first().then_some(residual);
+        let own = linear(x, self.weight.val(), LinearOptions { residual, ..self.options() })?;
+        Ok(ranks.all_reduce(own)?)
     }
 
     /// Some rows of the weights and their biases in f32, for plain tensor operations: `[rows, in]`,

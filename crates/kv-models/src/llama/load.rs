@@ -2,24 +2,51 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::Param;
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use kv_kernels::device_work;
+use kv_parallel::{Collective, Shard};
 
 use super::Llama;
 use super::layer::{Layer, RmsNorm};
 use super::linear::{Linear, packed};
 use crate::rope::{inverse_frequencies, rotary_table};
-use crate::{ModelConfig, Result, Weights};
+use crate::weights::Part;
+use crate::{ModelConfig, Result, Weights, fnv_1a};
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
 const HEAD: &str = "lm_head.weight";
 
-/// Where tensors come from.
+/// How the ranks share a tensor.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sharing {
+    /// Every rank has all of it.
+    Whole,
+    /// Every rank has some of its rows.
+    Rows,
+    /// Every rank has some of its columns.
+    Columns,
+}
+
+impl Sharing {
+    /// A rank's part of a tensor of `shape`.
+    fn part(self, shape: &[usize], shard: Shard) -> Result<Part> {
+        Ok(match (self, shard.is_part(), shape) {
+            (Self::Rows, true, &[rows, ..]) => Part::Rows(shard.range("rows", rows)?),
+            (Self::Columns, true, &[.., columns]) => {
+                Part::Columns(shard.range("columns", columns)?)
+            }
+            _ => Part::Whole,
+        })
+    }
+}
+
+/// Where tensors come from. Shapes are the whole tensors'; what comes back is the rank's part.
 trait Source {
-    fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Tensor<2>>;
-    fn vector(&self, name: &str, shape: [usize; 1]) -> Result<Tensor<1>>;
+    fn matrix(&self, name: &str, shape: [usize; 2], sharing: Sharing) -> Result<Tensor<2>>;
+    fn vector(&self, name: &str, shape: [usize; 1], sharing: Sharing) -> Result<Tensor<1>>;
     /// The matrix that is embedding and output projection in one; `None` where these are two.
     fn shared(&self, config: &ModelConfig) -> Result<Option<&'static str>>;
 }
@@ -28,24 +55,31 @@ struct File<'a> {
     weights: &'a Weights,
     dtype: DType,
     device: &'a Device,
+    shard: Shard,
     /// The tensors that were asked for.
     used: RefCell<BTreeSet<String>>,
 }
 
 impl File<'_> {
-    fn tensor<const D: usize>(&self, name: &str, shape: [usize; D]) -> Result<Tensor<D>> {
+    fn tensor<const D: usize>(
+        &self,
+        name: &str,
+        shape: [usize; D],
+        sharing: Sharing,
+    ) -> Result<Tensor<D>> {
         self.used.borrow_mut().insert(name.to_string());
-        self.weights.tensor(name, shape, self.dtype, self.device)
+        let part = sharing.part(&shape, self.shard)?;
+        self.weights.part(name, shape, &part, self.dtype, self.device)
     }
 }
 
 impl Source for File<'_> {
-    fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Tensor<2>> {
-        self.tensor(name, shape)
+    fn matrix(&self, name: &str, shape: [usize; 2], sharing: Sharing) -> Result<Tensor<2>> {
+        self.tensor(name, shape, sharing)
     }
 
-    fn vector(&self, name: &str, shape: [usize; 1]) -> Result<Tensor<1>> {
-        self.tensor(name, shape)
+    fn vector(&self, name: &str, shape: [usize; 1], sharing: Sharing) -> Result<Tensor<1>> {
+        self.tensor(name, shape, sharing)
     }
 
     /// As `transformers` does it: a head that is there and differs is used, whatever the
@@ -71,21 +105,38 @@ impl Source for File<'_> {
     }
 }
 
-/// Random weights: only their shapes matter, but activations stay finite.
+/// Random weights: only their shapes matter, but activations stay finite. A tensor's numbers follow
+/// from its name, so that all ranks take their parts of one model.
 struct Random<'a> {
     dtype: DType,
     device: &'a Device,
+    shard: Shard,
 }
 
+/// Held while a generator of the process is seeded and read.
+static SEEDED: Mutex<()> = Mutex::new(());
+
 impl Source for Random<'_> {
-    fn matrix(&self, _name: &str, shape: [usize; 2]) -> Result<Tensor<2>> {
+    fn matrix(&self, name: &str, shape: [usize; 2], sharing: Sharing) -> Result<Tensor<2>> {
         let deviation = 0.5 / (shape[1] as f64).sqrt();
         let distribution = Distribution::Normal(0.0, deviation);
-        Ok(Tensor::random(shape, distribution, (self.device, self.dtype)))
+        let seeded = SEEDED.lock().unwrap_or_else(PoisonError::into_inner);
+        self.device.seed(fnv_1a(name.bytes()));
+        let whole = Tensor::random(shape, distribution, (self.device, self.dtype));
+        drop(seeded);
+        Ok(match sharing.part(&shape, self.shard)? {
+            Part::Whole => whole,
+            Part::Rows(rows) => whole.slice_dim(0, rows),
+            Part::Columns(columns) => whole.slice_dim(1, columns),
+        })
     }
 
-    fn vector(&self, name: &str, shape: [usize; 1]) -> Result<Tensor<1>> {
+    fn vector(&self, name: &str, shape: [usize; 1], sharing: Sharing) -> Result<Tensor<1>> {
         let value = if name.ends_with("bias") { 0.0 } else { 1.0 };
+        let shape = match sharing.part(&shape, self.shard)? {
+            Part::Rows(rows) => [rows.len()],
+            Part::Whole | Part::Columns(_) => shape,
+        };
         Ok(Tensor::full(shape, value, (self.device, self.dtype)))
     }
 
@@ -95,31 +146,41 @@ impl Source for Random<'_> {
 }
 
 impl Llama {
-    /// Loads the decoder. Where `config` leaves it open, the weights decide their type and whether
-    /// the output projection is the embedding; the decoder's configuration then says so.
+    /// Loads a rank's part of the decoder: some heads and some columns of the MLP of every layer,
+    /// the whole embedding and output projection. [`kv_parallel::Solo`] has all of it. `config` is
+    /// the whole model's. Where it leaves it open, the weights decide their type and whether the
+    /// output projection is the embedding; the decoder's configuration then says so.
     ///
     /// # Errors
     /// [`crate::WeightsError`] for tensors that are missing, do not fit, or have no place in the
-    /// decoder.
+    /// decoder; [`kv_parallel::ParallelError::Indivisible`].
     pub fn from_weights(
         config: ModelConfig,
         weights: &Weights,
         dtype: DType,
         device: &Device,
+        ranks: Arc<dyn Collective>,
     ) -> Result<Self> {
-        let file = File { weights, dtype, device, used: RefCell::default() };
-        let mut llama = Self::build(config, &file, dtype, device)?;
+        let shard = ranks.shard();
+        let file = File { weights, dtype, device, shard, used: RefCell::default() };
+        let mut llama = Self::build(config, &file, dtype, device, ranks)?;
         weights.check_unused(&file.used.borrow(), llama.config.num_layers)?;
         llama.config.dtype = llama.config.dtype.or(weights.dtype());
         Ok(llama)
     }
 
-    /// A decoder of random weights.
+    /// A rank's part of a decoder of random weights.
     ///
     /// # Errors
-    /// None in practice; loading has this type.
-    pub fn random(config: ModelConfig, dtype: DType, device: &Device) -> Result<Self> {
-        Self::build(config, &Random { dtype, device }, dtype, device)
+    /// [`kv_parallel::ParallelError::Indivisible`].
+    pub fn random(
+        config: ModelConfig,
+        dtype: DType,
+        device: &Device,
+        ranks: Arc<dyn Collective>,
+    ) -> Result<Self> {
+        let source = Random { dtype, device, shard: ranks.shard() };
+        Self::build(config, &source, dtype, device, ranks)
     }
 
     fn build(
@@ -127,20 +188,23 @@ impl Llama {
         source: &impl Source,
         dtype: DType,
         device: &Device,
+        ranks: Arc<dyn Collective>,
     ) -> Result<Self> {
         let _work = device_work();
+        let shard = ranks.shard();
+        let part = config.part(shard)?;
         let hidden = config.hidden_size;
         let shared = source.shared(&config)?;
         config.tie_embeddings = shared.is_some();
         let shape = [config.vocab_size, hidden];
-        let embedding = source.matrix(shared.unwrap_or(EMBEDDING), shape)?;
+        let embedding = source.matrix(shared.unwrap_or(EMBEDDING), shape, Sharing::Whole)?;
         let layers = (0..config.num_layers)
-            .map(|index| build_layer(&config, source, index))
+            .map(|index| build_layer(&config, shard, source, index))
             .collect::<Result<_>>()?;
-        let norm = source.vector("model.norm.weight", [hidden])?;
+        let norm = source.vector("model.norm.weight", [hidden], Sharing::Whole)?;
         let head = match shared {
             Some(_) => None,
-            None => Some(Linear::new(source.matrix(HEAD, shape)?, None)),
+            None => Some(Linear::new(source.matrix(HEAD, shape, Sharing::Whole)?, None)),
         };
         Ok(Self {
             embedding: Param::from_tensor(packed(embedding)),
@@ -149,13 +213,22 @@ impl Llama {
             head,
             rope: rotary_table(&config, config.max_positions, device),
             frequencies: inverse_frequencies(&config).into(),
-            config,
+            all_kv_heads: config.num_kv_heads,
+            config: ModelConfig { tie_embeddings: config.tie_embeddings, ..part },
             dtype,
+            ranks,
         })
     }
 }
 
-fn build_layer(config: &ModelConfig, source: &impl Source, index: usize) -> Result<Layer> {
+/// A layer. Heads and rows of the MLP's first two matrices go to the ranks, so that the matrices
+/// behind them take the ranks' columns.
+fn build_layer(
+    config: &ModelConfig,
+    shard: Shard,
+    source: &impl Source,
+    index: usize,
+) -> Result<Layer> {
     let (hidden, inner, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
     let (queries, keys) = (config.num_query_heads * dim, config.num_kv_heads * dim);
     let name = |part: &str| format!("model.layers.{index}.{part}");
@@ -163,20 +236,34 @@ fn build_layer(config: &ModelConfig, source: &impl Source, index: usize) -> Resu
     let joined = |parts: &[(&str, usize)], input: usize, bias: bool| -> Result<Linear> {
         let matrices = parts
             .iter()
-            .map(|(part, rows)| source.matrix(&name(&format!("{part}.weight")), [*rows, input]))
+            .map(|(part, rows)| {
+                source.matrix(&name(&format!("{part}.weight")), [*rows, input], Sharing::Rows)
+            })
             .collect::<Result<Vec<_>>>()?;
         let biases = bias
             .then(|| {
                 parts
                     .iter()
-                    .map(|(part, rows)| source.vector(&name(&format!("{part}.bias")), [*rows]))
+                    .map(|(part, rows)| {
+                        source.vector(&name(&format!("{part}.bias")), [*rows], Sharing::Rows)
+                    })
                     .collect::<Result<Vec<_>>>()
             })
             .transpose()?;
         Ok(Linear::new(Tensor::cat(matrices, 0), biases.map(|biases| Tensor::cat(biases, 0))))
     };
+    // A projection whose outputs the ranks add. Every rank reads the bias, so that all find the
+    // same errors in a file, but only the first adds it.
+    let summed = |part: &str, input: usize, bias: bool| -> Result<Linear> {
+        let matrix =
+            source.matrix(&name(&format!("{part}.weight")), [hidden, input], Sharing::Columns)?;
+        let bias = bias
+            .then(|| source.vector(&name(&format!("{part}.bias")), [hidden], Sharing::Whole))
+            .transpose()?;
+        Ok(Linear::new(matrix, bias.filter(|_| shard.is_first())))
+    };
     let norm = |part: &str, width: usize| -> Result<RmsNorm> {
-        let weight = source.vector(&name(&format!("{part}.weight")), [width])?;
+        let weight = source.vector(&name(&format!("{part}.weight")), [width], Sharing::Whole)?;
         Ok(RmsNorm::new(weight, config.rms_norm_eps))
     };
     let head_norm = |part: &str| config.qk_norm.then(|| norm(part, dim)).transpose();
@@ -187,13 +274,13 @@ fn build_layer(config: &ModelConfig, source: &impl Source, index: usize) -> Resu
         qkv: joined(&qkv, hidden, config.qkv_bias)?,
         query_norm: head_norm("self_attn.q_norm")?,
         key_norm: head_norm("self_attn.k_norm")?,
-        output: joined(&[("self_attn.o_proj", hidden)], queries, config.output_bias)?,
+        output: summed("self_attn.o_proj", queries, config.output_bias)?,
         mlp_norm: norm("post_attention_layernorm", hidden)?,
         gate_up: joined(
             &[("mlp.gate_proj", inner), ("mlp.up_proj", inner)],
             hidden,
             config.mlp_bias,
         )?,
-        down: joined(&[("mlp.down_proj", hidden)], inner, config.mlp_bias)?,
+        down: summed("mlp.down_proj", inner, config.mlp_bias)?,
     })
 }

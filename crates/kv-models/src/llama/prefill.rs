@@ -8,6 +8,7 @@ use kv_kernels::{
     HeadLayout, PrefillOptions, PrefillWindow, RotaryTable, prefill_attention, split_heads,
     split_keys_values,
 };
+use kv_parallel::Collective;
 use kv_policies::{FrozenTokens, LayerContext, Needs, Observation, Policy, Reuse, VisibleWindow};
 
 use super::Llama;
@@ -322,6 +323,7 @@ impl PrefillState {
         let last = || query.clone().narrow(2, computed.count() - window, window);
         let observation = Observation::new(&key, &value, &self.positions)
             .of_layer(context)
+            .of_heads(llama.heads())
             .of_prompt(self.tokens)
             .with_window((window > 0).then(last))
             .with_column_sums(attention.column_sums)
@@ -333,7 +335,7 @@ impl PrefillState {
         let attention = attention.output.swap_dims(1, 2);
         let attended = llama.config.num_query_heads * llama.config.head_dim;
         let attention = attention.reshape([batch * computed.count(), attended]);
-        let own = in_chunks(layer, own, attention, pass.chunk.unwrap_or(CHUNK))?;
+        let own = in_chunks((layer, llama.ranks()), own, attention, pass.chunk.unwrap_or(CHUNK))?;
         self.hidden = computed.with_frozen_rows(own, &self.hidden);
         let next = LayerContext { index: index + 1, count };
         let reused = pass.frozen(next, left).is_some_and(|f| f.reuse == Reuse::KeysValues);
@@ -378,6 +380,7 @@ impl PrefillState {
         let all = positions(0..self.tokens, self.batch, llama);
         let observation = Observation::new(&key, &value, &all)
             .of_layer(context)
+            .of_heads(llama.heads())
             .of_prompt(self.tokens)
             .with_window((window > 0).then(last))
             .with_column_sums(column_sums)
@@ -388,7 +391,7 @@ impl PrefillState {
         let width = llama.config.num_query_heads * llama.config.head_dim;
         let attention = attention.output.swap_dims(1, 2).reshape([self.left, width]);
         let chunk = pass.chunk.unwrap_or(CHUNK);
-        self.hidden = in_chunks(layer, self.hidden.clone(), attention, chunk)?;
+        self.hidden = in_chunks((layer, llama.ranks()), self.hidden.clone(), attention, chunk)?;
         Ok(())
     }
 
@@ -427,18 +430,18 @@ fn positions(tokens: Range<usize>, batch: usize, llama: &Llama) -> Tensor<2, Int
 
 /// The rest of a layer, chunk by chunk.
 fn in_chunks(
-    layer: &Layer,
+    (layer, ranks): (&Layer, &dyn Collective),
     hidden: Tensor<2>,
     attention: Tensor<2>,
     chunk: usize,
 ) -> Result<Tensor<2>> {
     let (rows, chunk) = (hidden.dims()[0], chunk.max(1));
     if rows <= chunk {
-        return layer.finish(hidden, attention);
+        return layer.finish(hidden, attention, ranks);
     }
     let parts = (0..rows).step_by(chunk).map(|start| {
         let part = |whole: &Tensor<2>| whole.clone().narrow(0, start, chunk.min(rows - start));
-        layer.finish(part(&hidden), part(&attention))
+        layer.finish(part(&hidden), part(&attention), ranks)
     });
     Ok(Tensor::cat(parts.collect::<Result<_>>()?, 0))
 }

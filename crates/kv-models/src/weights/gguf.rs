@@ -41,11 +41,13 @@ impl GgufTensors {
         self.tensors.get(name)
     }
 
-    /// The bytes of one tensor, in f32.
-    pub(super) fn read(&self, name: &str) -> Result<Box<dyn Read>> {
+    /// The bytes of one tensor that `info` points to, in f32. All of the tensor is dequantised.
+    pub(super) fn read(&self, name: &str, info: &TensorInfo) -> Result<Box<dyn Read>> {
         let numbers =
             self.file.read(name).map_err(|source| ModelError::gguf(&self.path, source))?;
-        let bytes: Vec<u8> = numbers.into_iter().flat_map(f32::to_le_bytes).collect();
+        let (from, to) = info.data_offsets;
+        let numbers = &numbers[from / size_of::<f32>()..to / size_of::<f32>()];
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
         Ok(Box::new(Cursor::new(bytes)))
     }
 }

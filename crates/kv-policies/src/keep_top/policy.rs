@@ -221,6 +221,7 @@ impl<S: Scorer> Policy for KeepTop<S> {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             changes_decode: self.decoding() != Decoding::None,
+            compares_heads: !self.heads_choose(),
             ..Capabilities::default()
         }
     }

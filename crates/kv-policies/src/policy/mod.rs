@@ -89,6 +89,9 @@ pub struct Capabilities {
     pub changes_decode: bool,
     /// Layers take frozen tokens or lists of tokens from layers before them.
     pub reads_other_layers: bool,
+    /// A choice for one head depends on the layer's other heads, so that a rank with a part of the
+    /// heads cannot make it by itself.
+    pub compares_heads: bool,
     /// Decode steps compare the hidden states that a layer projects ([`crate::LayerInput`]).
     pub compares_hidden: bool,
     /// Positions are renumbered without gaps, so that the next token's position is the number of
@@ -113,6 +116,7 @@ impl Default for Capabilities {
             needs_all_layers: false,
             changes_decode: false,
             reads_other_layers: false,
+            compares_heads: false,
             compares_hidden: false,
             renumbers: false,
             combines: true,

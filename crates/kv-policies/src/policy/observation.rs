@@ -19,11 +19,22 @@ pub struct LayerContext {
     pub count: usize,
 }
 
+/// Which of a layer's key-value heads are shown: all, or one rank's part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeadPart {
+    /// The first head that is shown.
+    pub first: usize,
+    /// The layer's heads on all ranks together.
+    pub all: usize,
+}
+
 /// One layer after its prompt was prefilled: a group of sequences of equal length.
 #[derive(Debug, Clone)]
 pub struct Observation<'a> {
     /// The layer.
     pub layer: LayerContext,
+    /// Which of its key-value heads these are.
+    pub heads: HeadPart,
     /// Keys after RoPE, `[B, Hkv, T, D]`.
     pub keys: &'a Tensor<4>,
     /// Values, `[B, Hkv, T, D]`.
@@ -74,6 +85,7 @@ impl<'a> Observation<'a> {
     pub fn new(keys: &'a Tensor<4>, values: &'a Tensor<4>, positions: &'a Tensor<2, Int>) -> Self {
         Self {
             layer: LayerContext { index: 0, count: 1 },
+            heads: HeadPart { first: 0, all: keys.dims()[1] },
             keys,
             values,
             positions,
@@ -92,6 +104,12 @@ impl<'a> Observation<'a> {
     #[must_use]
     pub fn of_layer(self, layer: LayerContext) -> Self {
         Self { layer, ..self }
+    }
+
+    /// The observation of a part of the layer's key-value heads.
+    #[must_use]
+    pub fn of_heads(self, heads: HeadPart) -> Self {
+        Self { heads, ..self }
     }
 
     /// The observation of a prompt that had `prompt_tokens` tokens before earlier layers pruned
@@ -201,6 +219,7 @@ impl<'a> Observation<'a> {
 #[derive(Debug, Clone)]
 pub struct OwnedObservation {
     layer: LayerContext,
+    heads: HeadPart,
     keys: Tensor<4>,
     values: Tensor<4>,
     positions: Tensor<2, Int>,
@@ -222,6 +241,7 @@ impl OwnedObservation {
         let queries = observation.raw_queries.clone().filter(|_| needs.raw_queries);
         Self {
             layer: observation.layer,
+            heads: observation.heads,
             keys: observation.keys.clone(),
             values: observation.values.clone(),
             positions: observation.positions.clone(),
@@ -239,6 +259,7 @@ impl OwnedObservation {
     pub fn view(&self) -> Observation<'_> {
         let view = Observation::new(&self.keys, &self.values, &self.positions)
             .of_layer(self.layer)
+            .of_heads(self.heads)
             .of_prompt(self.prompt_tokens)
             .with_window(self.window.clone())
             .with_column_sums(self.column_sums.clone())
@@ -256,6 +277,7 @@ impl OwnedObservation {
         let of = |tensor: &Tensor<4>| tensor.clone().narrow(0, row, 1);
         Self {
             layer: self.layer,
+            heads: self.heads,
             keys: of(&self.keys),
             values: of(&self.values),
             positions: self.positions.clone().cast(DType::I32).narrow(0, row, 1),

@@ -9,7 +9,7 @@ use crate::policy::attention_scores::last_queries;
 use crate::policy::check::Check;
 use crate::policy::config::invalid;
 use crate::policy::state_tensors::int_numbers;
-use crate::{Observation, Result};
+use crate::{HeadPart, Observation, Result};
 
 /// State of channels, integers `[B, H, r]`: of query heads, or of key-value heads.
 pub(crate) const CHANNELS: &str = "channels";
@@ -67,7 +67,8 @@ impl Channels {
         [query_heads, heads, count]: [usize; 3],
     ) -> Result<Vec<Vec<u32>>> {
         let [_, kv_heads, _, head_dim] = observation.dims();
-        let layer = observation.layer;
+        let HeadPart { first, all } = observation.heads;
+        let (layer, all_queries) = (observation.layer, query_heads / kv_heads * all);
         let invalid = |reason| invalid(policy, reason);
         let Self::Lists(lists) = self else {
             return Err(invalid("`channels` is a file that was not read".into()));
@@ -76,13 +77,15 @@ impl Channels {
             let (actual, expected) = (counted(lists.len(), "layer"), layer.count);
             return Err(invalid(format!("`channels` has {actual}, expected {expected}")));
         }
-        let own = &lists[layer.index];
-        if own.len() != query_heads && own.len() != kv_heads {
-            let (index, actual) = (layer.index, counted(own.len(), "head"));
+        let whole = &lists[layer.index];
+        if whole.len() != all_queries && whole.len() != all {
+            let (index, actual) = (layer.index, counted(whole.len(), "head"));
             return Err(invalid(format!(
-                "`channels` of layer {index} has {actual}, expected {query_heads} or {kv_heads}"
+                "`channels` of layer {index} has {actual}, expected {all_queries} or {all}"
             )));
         }
+        let group = whole.len() / all;
+        let own = &whole[first * group..(first + kv_heads) * group];
         for (head, list) in own.iter().enumerate() {
             let unusable = list.len() < count
                 || list.iter().any(|&channel| channel as usize >= head_dim)

@@ -1,8 +1,11 @@
 //! The plain form computes what prefill computes, for every part that a decoder may have.
 
+use std::sync::Arc;
+
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Tensor};
 use kv_core::read_f32;
+use kv_parallel::Solo;
 use kv_testing::{Numbers, TestDevice, exact_devices};
 
 use super::super::plain::Plain;
@@ -33,7 +36,7 @@ fn small(change: impl Fn(&mut ModelConfig), tested: &TestDevice) -> Llama {
         ..preset("llama-3.1-8b").unwrap()
     };
     change(&mut config);
-    let llama = Llama::random(config, DType::F32, &tested.device).unwrap();
+    let llama = Llama::random(config, DType::F32, &tested.device, Arc::new(Solo)).unwrap();
     llama.map(&mut Stirred(Numbers::new(3)))
 }
 

@@ -213,6 +213,8 @@ impl Policy for D2o {
         Capabilities {
             needs_all_layers: self.options.dynamic_layers,
             changes_decode: true,
+            // Thresholds are means over a layer's heads.
+            compares_heads: true,
             ..Capabilities::default()
         }
     }

@@ -153,7 +153,8 @@ impl Policy for KeepKv {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { changes_decode: true, ..Capabilities::default() }
+        let compares_heads = self.evictor.capabilities().compares_heads;
+        Capabilities { changes_decode: true, compares_heads, ..Capabilities::default() }
     }
 
     fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {

@@ -14,7 +14,8 @@ use crate::policy::config::{Config, config_of, invalid};
 use crate::policy::state_tensors::{int_numbers, int_state};
 use crate::policy::write_slots::WriteSlots;
 use crate::{
-    Capabilities, LayerContext, Observation, Plan, Policy, Result, StepPlan, StepUpdate, TokenSlot,
+    Capabilities, HeadPart, LayerContext, Observation, Plan, Policy, Result, StepPlan, StepUpdate,
+    TokenSlot,
 };
 
 pub use gates::Gates;
@@ -96,18 +97,20 @@ impl DuoAttention {
     /// Which of a layer's heads stream.
     fn streams(&self, observation: &Observation<'_>, split: Split) -> Result<Vec<bool>> {
         let [_, kv_heads, ..] = observation.dims();
+        let HeadPart { first, all } = observation.heads;
         let LayerContext { index, count } = observation.layer;
         let lists = self.alpha.lists();
         let own = lists.get(index).map_or(0, Vec::len);
-        if lists.len() != count || own != kv_heads {
+        if lists.len() != count || own != all {
             let reason = format!(
-                "`alpha` has {}, layer {index} has {}, expected {count} layers of {kv_heads}",
+                "`alpha` has {}, layer {index} has {}, expected {count} layers of {all}",
                 counted(lists.len(), "layer"),
                 counted(own, "head")
             );
             return Err(invalid(NAME, reason));
         }
-        Ok(self.alpha.lowest(split.streaming).swap_remove(index))
+        let streams = self.alpha.lowest(split.streaming).swap_remove(index);
+        Ok(streams[first..first + kv_heads].to_vec())
     }
 
     /// The policy from its configuration.

@@ -284,7 +284,8 @@ impl Policy for LongFlow {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { changes_decode: true, ..Capabilities::default() }
+        let compares_heads = self.scope == Scope::Layer;
+        Capabilities { changes_decode: true, compares_heads, ..Capabilities::default() }
     }
 
     /// A step launches the same kernels whether heads fill up or overwrite.

@@ -203,6 +203,7 @@ impl Policy for PyramidInfer {
         Capabilities {
             changes_prefill: true,
             changes_decode: self.decode,
+            compares_heads: true,
             ..Capabilities::default()
         }
     }

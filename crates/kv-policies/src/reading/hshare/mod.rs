@@ -214,6 +214,7 @@ impl Policy for HShare {
             needs_all_layers: self.layers < 1.0,
             changes_decode: true,
             reads_other_layers: true,
+            compares_heads: true,
             ..Capabilities::default()
         }
     }

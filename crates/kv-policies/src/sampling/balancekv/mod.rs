@@ -197,8 +197,10 @@ impl Policy for BalanceKv {
 
     /// The authors' anchors come from one layer, and all layers behind it keep them.
     fn capabilities(&self) -> Capabilities {
+        let by_blocks = self.anchors > 0.0 && self.anchors_by == AnchorRule::BlockMean;
         Capabilities {
-            needs_all_layers: self.anchors > 0.0 && self.anchors_by == AnchorRule::BlockMean,
+            needs_all_layers: by_blocks,
+            compares_heads: by_blocks,
             ..Capabilities::default()
         }
     }

@@ -1,0 +1,12 @@
+//! Ranks as processes: one for each GPU.
+//!
+//! * [`environment`]: which rank a process is.
+//! * [`start`]: starting all ranks from one command.
+//! * [`meeting`]: the connections between rank 0 and the others, by which each notices that another
+//!   one has died.
+//! * [`frame`]: messages on these connections.
+
+pub(crate) mod environment;
+mod frame;
+pub(crate) mod meeting;
+pub(crate) mod start;

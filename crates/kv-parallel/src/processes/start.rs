@@ -1,0 +1,111 @@
+//! Starting all ranks from one command, and waiting for them.
+
+use std::env;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::environment::Place;
+use crate::{ParallelError, Result, Shard};
+
+/// How long ranks may take to end by themselves once one has died.
+const GRACE: Duration = Duration::from_secs(5);
+/// How often the ranks are looked at.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Starts this program `world` times with its own arguments, as ranks 0 to `world - 1`, and waits
+/// for all of them. Only rank 0 writes to the standard output. A rank that fails ends the others.
+/// Signals to end are passed on.
+pub(crate) fn run(world: usize) -> Result<ExitCode> {
+    let failed = |action: &str| {
+        let action = action.to_string();
+        move |error: io::Error| ParallelError::Process { action, reason: error.to_string() }
+    };
+    let program = env::current_exe().map_err(failed("finding this program"))?;
+    let [meeting, nccl] = free_addresses().map_err(failed("finding free ports"))?;
+    let mut ranks = Ranks(Vec::new());
+    for rank in 0..world {
+        let shard = Shard::new(rank, world)?;
+        let place = Place { shard, local: rank, meeting, nccl, has_nccl: true };
+        let mut command = Command::new(&program);
+        command.args(env::args_os().skip(1)).envs(place.variables());
+        if !shard.is_first() {
+            command.stdout(Stdio::null());
+        }
+        ranks.0.push(command.spawn().map_err(failed(&format!("starting {shard}")))?);
+    }
+    pass_signals_on(ranks.0.iter().map(Child::id).collect());
+    ranks.wait().map_err(failed("waiting for ranks"))
+}
+
+/// The ranks' processes; those that run when it is dropped are killed.
+struct Ranks(Vec<Child>);
+
+impl Ranks {
+    fn wait(&mut self) -> io::Result<ExitCode> {
+        let mut failed: Option<(ExitStatus, Instant)> = None;
+        loop {
+            let mut running = false;
+            for rank in &mut self.0 {
+                match rank.try_wait()? {
+                    None => running = true,
+                    Some(status) if !status.success() && failed.is_none() => {
+                        failed = Some((status, Instant::now()));
+                    }
+                    Some(_) => {}
+                }
+            }
+            match failed {
+                Some((status, since)) if !running || since.elapsed() > GRACE => {
+                    let code = status.code().and_then(|code| u8::try_from(code).ok());
+                    return Ok(code.map_or(ExitCode::FAILURE, ExitCode::from));
+                }
+                None if !running => return Ok(ExitCode::SUCCESS),
+                _ => thread::sleep(LOOK),
+            }
+        }
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for rank in &mut self.0 {
+            if matches!(rank.try_wait(), Ok(None)) {
+                let _ = rank.kill();
+                let _ = rank.wait();
+            }
+        }
+    }
+}
+
+/// Two addresses of this host that nobody listens at.
+fn free_addresses() -> io::Result<[SocketAddr; 2]> {
+    let free = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+    let both = [free()?, free()?];
+    Ok([both[0].local_addr()?, both[1].local_addr()?])
+}
+
+/// Passes SIGTERM on to the ranks, which end as they do alone; a terminal's SIGINT reaches them by
+/// itself. This process goes on until they have ended.
+#[cfg(unix)]
+fn pass_signals_on(ranks: Vec<u32>) {
+    use rustix::process::{Pid, Signal, kill_process};
+    use signal_hook::consts::{SIGINT, SIGTERM};
+
+    let Ok(mut signals) = signal_hook::iterator::Signals::new([SIGTERM, SIGINT]) else { return };
+    thread::spawn(move || {
+        for signal in signals.forever().filter(|signal| *signal == SIGTERM) {
+            tracing::info!("signal {signal}: the ranks end");
+            for rank in &ranks {
+                if let Some(pid) = Pid::from_raw(*rank as i32) {
+                    let _ = kill_process(pid, Signal::TERM);
+                }
+            }
+        }
+    });
+}
+
+#[cfg(not(unix))]
+fn pass_signals_on(_ranks: Vec<u32>) {}

@@ -1,0 +1,156 @@
+//! Ranks as processes: they add, and none outlives another.
+
+#![allow(clippy::unwrap_used)]
+
+use std::env;
+use std::net::TcpListener;
+use std::process::{Command, ExitCode, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use burn::tensor::{Device, Tensor};
+use kv_parallel::{Ranks, Role};
+
+/// What a rank does, for [`rank`].
+const TASK: &str = "KV_TEST_TASK";
+const RANKS: usize = 3;
+/// How soon all ranks have ended once one has died.
+const SOON: Duration = Duration::from_secs(10);
+
+/// This executable again, which runs [`rank`] alone.
+fn again(task: &str) -> Command {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args(["rank", "--exact", "--nocapture"]).env(TASK, task);
+    command
+}
+
+/// One rank of the other tests, or the process that starts them; nothing without a task.
+#[test]
+fn rank() {
+    let Ok(task) = env::var(TASK) else { return };
+    match Ranks::join(Some(RANKS)) {
+        Ok(Role::Starter(code)) => std::process::exit(i32::from(code != ExitCode::SUCCESS)),
+        Ok(Role::Rank(ranks)) => {
+            work(&task, &ranks);
+            ranks.finish();
+            std::process::exit(0);
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            std::process::exit(2);
+        }
+    }
+}
+
+fn work(task: &str, ranks: &Ranks) {
+    let device = Device::flex();
+    let (own, is_second) = (ranks.shard().rank(), ranks.shard().rank() == 1);
+    let sums = || {
+        let collective = ranks.collective(&device).unwrap();
+        let sum = |round: usize| {
+            let own = Tensor::<2>::full([1, 5], (own + round) as f32, &device);
+            collective.all_reduce(own).unwrap().into_data().into_vec::<f32>().unwrap()[0]
+        };
+        (0..100).map(sum).sum::<f32>()
+    };
+    match task {
+        "add" => println!("rank {own}: {}", sums()),
+        "exit" if is_second => std::process::exit(3),
+        "kill" if is_second => std::process::abort(),
+        // As where a device waits for a sum that never comes.
+        "exit" | "kill" => std::thread::sleep(Duration::from_secs(60)),
+        "obey" => {
+            let meeting = ranks.meeting().unwrap();
+            if ranks.shard().is_first() {
+                for command in ["one", "two"] {
+                    meeting.command(command.as_bytes()).unwrap();
+                }
+                return;
+            }
+            let mut heard = Vec::new();
+            while let Some(command) = meeting.next_command() {
+                heard.push(String::from_utf8(command).unwrap());
+            }
+            eprintln!("rank {own} heard {}", heard.join(" "));
+        }
+        other => panic!("{other}"),
+    }
+}
+
+fn text(output: &Output) -> String {
+    let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    format!("{out}{err}")
+}
+
+#[test]
+fn ranks_that_one_command_starts_add() {
+    let output = again("add").output().unwrap();
+    let text = text(&output);
+    assert!(output.status.success(), "{text}");
+    // Three ranks add 3 r + 3, for r from 0 to 99. Only rank 0 writes to the standard output.
+    assert!(text.contains("rank 0: 15150"), "{text}");
+    assert!(!text.contains("rank 1:"), "{text}");
+}
+
+#[test]
+fn ranks_that_a_launcher_starts_add() {
+    let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    // The two ports behind it are used, too.
+    let port = (0..100).map(|_| free()).find(|port| {
+        let next = |beyond| TcpListener::bind(("127.0.0.1", port + beyond)).is_ok();
+        *port < 65_000 && next(1) && next(2)
+    });
+    let started = (0..RANKS).map(|rank| {
+        again("add")
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", RANKS.to_string())
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", port.unwrap().to_string())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    });
+    let started: Vec<_> = started.collect();
+    for (rank, child) in started.into_iter().enumerate() {
+        let output = child.wait_with_output().unwrap();
+        let text = text(&output);
+        assert!(output.status.success(), "rank {rank}: {text}");
+        assert!(text.contains(&format!("rank {rank}: 15150")), "{text}");
+    }
+}
+
+#[test]
+fn a_rank_that_dies_ends_all() {
+    for task in ["exit", "kill"] {
+        let begun = Instant::now();
+        let output = again(task).output().unwrap();
+        let text = text(&output);
+        assert!(!output.status.success(), "{text}");
+        assert!(text.contains("rank 1 of 3 has died"), "{text}");
+        assert!(begun.elapsed() < SOON, "{task}: {:?}", begun.elapsed());
+    }
+}
+
+#[test]
+fn ranks_hear_the_commands_of_rank_0_in_order() {
+    let output = again("obey").output().unwrap();
+    let text = text(&output);
+    assert!(output.status.success(), "{text}");
+    for rank in 1..RANKS {
+        assert!(text.contains(&format!("rank {rank} heard one two")), "{text}");
+    }
+}
+
+#[test]
+fn a_number_of_ranks_that_the_launcher_contradicts_is_refused() {
+    let output = again("add")
+        .env("RANK", "0")
+        .env("WORLD_SIZE", "2")
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", "29400")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let expected = "3 ranks were asked for, but the environment says 2";
+    assert!(text(&output).contains(expected), "{}", text(&output));
+}
