@@ -89,6 +89,7 @@ fn agrees_with_f64_on_every_device_and_dtype() {
                 LinearStrategy::Portable,
                 LinearStrategy::TensorCore,
                 LinearStrategy::HopperSkinny,
+                LinearStrategy::HopperSplit,
                 LinearStrategy::HopperWide,
                 LinearStrategy::Matmul,
             ];

@@ -1,14 +1,18 @@
 //! Tensor parallelism: ranks with parts of a model compute what one rank with all of it computes.
 
 use std::collections::BTreeSet;
+use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device};
-use kv_models::{Model, ModelError, Session};
-use kv_parallel::{Collective, ParallelError, Solo, Threads};
+use kv_models::{
+    Engine, EngineOptions, Job, LogitsShaper, Model, ModelError, Request, Sampling, Session, Update,
+};
+use kv_parallel::{Collective, Meeting, ParallelError, Shard, Solo, Threads};
 use kv_policies::{Policy, build};
 use kv_testing::{TestDevice, devices};
 use safetensors::{SafeTensors, tensor::TensorView};
@@ -255,4 +259,138 @@ fn a_rank_that_fails_ends_the_others() {
     let left = ParallelError::RankLeft { rank: 1, world: 2 };
     assert!(matches!(&results[0], Err(ModelError::Parallel(error)) if *error == left));
     assert!(begun.elapsed() < PATIENCE);
+}
+
+/// Forbids a token, and ends behind a few tokens.
+struct Forbids {
+    token: u32,
+    left: usize,
+}
+
+impl LogitsShaper for Forbids {
+    fn shape(&mut self, logits: &mut [f32]) -> Result<(), String> {
+        logits[self.token as usize] = f32::NEG_INFINITY;
+        Ok(())
+    }
+
+    fn accept(&mut self, _token: u32) -> Result<bool, String> {
+        self.left -= 1;
+        Ok(self.left == 0)
+    }
+}
+
+/// Jobs of several policies, lengths and samplings; one that the host shapes, one on a context, and
+/// one whose listener goes away.
+fn jobs(prompts: &[Vec<u32>]) -> Vec<Job> {
+    let policies = [
+        json!({"policy": "full"}),
+        json!({"policy": "snapkv", "budget": 0.25}),
+        json!({"policy": "longflow", "budget": 40, "scope": "head"}),
+        json!({"policy": "h2o", "budget": 0.5}),
+        json!({"policy": "random", "budget": 0.3}),
+    ];
+    let mut jobs = Vec::new();
+    for (at, config) in policies.iter().cycle().take(12).enumerate() {
+        let prompt = &prompts[at % prompts.len()];
+        let mut request = Request::greedy(prompt[..prompt.len() - 3 * at].to_vec(), 8 + 3 * at);
+        request.stop_at_end = false;
+        if at % 3 == 1 {
+            let (temperature, seed) = (0.8, at as u64);
+            request.sampling = Sampling { temperature, seed, ..Sampling::greedy() };
+        }
+        let mut job = Job::new(request, build(config).unwrap());
+        match at {
+            2 | 6 => job.shaper = Some(Box::new(Forbids { token: 5, left: 6 })),
+            4 => job.logprobs = Some(2),
+            5 => job.context = Some("document".into()),
+            _ => {}
+        }
+        jobs.push(job);
+    }
+    jobs
+}
+
+/// Compresses a context, submits all jobs, and returns their tokens.
+fn serve(engine: &Engine, document: &[u32], prompts: &[Vec<u32>]) -> Vec<Vec<u32>> {
+    let policy = build(&json!({"policy": "snapkv", "budget": 0.5})).unwrap();
+    engine.compress("document", document.to_vec(), policy).unwrap();
+    let submit = |(at, job): (usize, Job)| -> Receiver<Update> {
+        let (sender, receiver) = channel();
+        let mut told = 0;
+        let listener = move |update| {
+            told += 1;
+            // The last one's listener goes away.
+            sender.send(update).is_ok() && !(at == 11 && told > 4)
+        };
+        engine.submit(job, listener).unwrap();
+        receiver
+    };
+    let receivers: Vec<_> = jobs(prompts).into_iter().enumerate().map(submit).collect();
+    let tokens = |receiver: Receiver<Update>| {
+        let mut tokens = Vec::new();
+        for update in receiver.iter() {
+            match update {
+                Update::Token { token: Some(token), .. } => tokens.push(token),
+                Update::Failed(error) => panic!("{error}"),
+                _ => {}
+            }
+        }
+        tokens
+    };
+    receivers.into_iter().map(tokens).collect()
+}
+
+#[test]
+fn engines_of_two_ranks_serve_what_one_serves() {
+    let options = || EngineOptions { bytes: 32 << 20, ..EngineOptions::default() };
+    let load = |ranks: Arc<dyn Collective>| {
+        move || Model::load_part("needle-1m", &Device::flex(), Some(DType::F32), ranks)
+    };
+    let whole = Model::load("needle-1m", &Device::flex(), Some(DType::F32)).unwrap();
+    let prompts = prompts(&whole);
+    let document = whole.encode(&"The old boat lay upon the sand. ".repeat(12)).unwrap();
+    let alone = Engine::start(load(Arc::new(Solo)), options()).unwrap();
+    let expected = serve(&alone, &document, &prompts);
+    assert!(expected.iter().all(|tokens| tokens.len() > 2), "{expected:?}");
+
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let folders = tempfile::tempdir().unwrap();
+    let contexts = Some(folders.path().to_path_buf());
+    let join = |rank| Arc::new(Meeting::join(Shard::new(rank, 2).unwrap(), address).unwrap());
+    // Twice, so that the second engines load the contexts of the first.
+    for round in 0..2 {
+        thread::scope(|scope| {
+            let follower = scope.spawn(|| {
+                let meeting = join(1);
+                let options = EngineOptions {
+                    meeting: Some(Arc::clone(&meeting)),
+                    contexts: contexts.clone(),
+                    ..options()
+                };
+                let followed = Engine::follow(load(meeting.clone()), options);
+                meeting.finish();
+                followed
+            });
+            let meeting = join(0);
+            let options = EngineOptions {
+                meeting: Some(Arc::clone(&meeting)),
+                contexts: contexts.clone(),
+                ..options()
+            };
+            let engine = Engine::start(load(meeting.clone()), options).unwrap();
+            if round == 1 {
+                assert_eq!(engine.contexts().unwrap().len(), 1);
+                engine.forget("document").unwrap();
+            }
+            let served = serve(&engine, &document, &prompts);
+            // How far the last one came before its listener went away depends on nothing else.
+            assert_eq!(served, expected, "round {round}");
+            engine.save("document").unwrap();
+            assert_eq!(engine.shut_down(Duration::from_secs(60)).unwrap(), 0);
+            assert_eq!(engine.load().jobs.len(), 0);
+            drop(engine);
+            meeting.finish();
+            follower.join().unwrap().unwrap();
+        });
+    }
 }

@@ -40,6 +40,20 @@ pub enum ParallelError {
         /// How long was waited.
         waited: Duration,
     },
+    /// A rank that does not compute what the others compute.
+    #[error("rank {rank} has drawn other tokens than rank 0")]
+    Diverged {
+        /// The rank.
+        rank: usize,
+    },
+    /// A rank without something that another rank has.
+    #[error("rank {rank} has no {what}, which rank 0 has")]
+    Lacks {
+        /// The rank.
+        rank: usize,
+        /// What it lacks.
+        what: String,
+    },
     /// Ranks with tensors of different sizes: they do not run the same program.
     #[error("rank {rank} adds {actual} numbers where another rank adds {expected}")]
     UnequalParts {

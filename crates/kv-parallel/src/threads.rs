@@ -156,7 +156,7 @@ pub(crate) fn through_host(
     let unreadable = |reason: String| ParallelError::Unreadable { reason };
     let (shape, dtype, device) = (tensor.dims(), tensor.dtype(), tensor.device());
     let data = tensor.cast(DType::F32).try_into_data().map_err(|e| unreadable(e.to_string()))?;
-    let numbers = data.into_vec::<f32>().map_err(|error| unreadable(format!("{error:?}")))?;
+    let numbers = data.try_into_vec::<f32>().map_err(|error| unreadable(format!("{error:?}")))?;
     let data = TensorData::new(change(numbers)?, shape);
     Ok(Tensor::from_data(data, (&device, dtype)))
 }
@@ -186,7 +186,7 @@ mod tests {
                 let own = rank.shard().rank() as f32;
                 let sum = |round: usize| {
                     let tensor = Tensor::<2>::full([2, 3], own + round as f32, &device);
-                    rank.all_reduce(tensor).unwrap().into_data().into_vec::<f32>().unwrap()
+                    rank.all_reduce(tensor).unwrap().into_data().try_into_vec::<f32>().unwrap()
                 };
                 (0..100).map(sum).collect::<Vec<_>>()
             });

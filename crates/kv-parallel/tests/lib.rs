@@ -48,7 +48,7 @@ fn work(task: &str, ranks: &Ranks) {
         let collective = ranks.collective(&device).unwrap();
         let sum = |round: usize| {
             let own = Tensor::<2>::full([1, 5], (own + round) as f32, &device);
-            collective.all_reduce(own).unwrap().into_data().into_vec::<f32>().unwrap()[0]
+            collective.all_reduce(own).unwrap().into_data().try_into_vec::<f32>().unwrap()[0]
         };
         (0..100).map(sum).sum::<f32>()
     };

@@ -71,6 +71,7 @@ pub fn engine(args: &Args) -> Result<Engine> {
         prefix_bytes: bytes(args.prefix_bytes, "--prefix-bytes")?,
         context_bytes: bytes(args.context_bytes, "--context-bytes")?,
         contexts: args.contexts.clone(),
+        meeting: None,
     };
     let (name, device, dtype) = (args.model.clone(), args.device, args.dtype);
     let tokenizer = args.tokenizer.as_ref().map(Tokenizer::from_file).transpose()?;

@@ -9,6 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use kv_core::LayerCache;
+use kv_parallel::ParallelError;
 use serde::{Deserialize, Serialize};
 
 use super::group::{bytes_of, held_of};
@@ -68,6 +69,26 @@ impl<'a> Contexts<'a> {
             }
         }
         contexts
+    }
+
+    /// The names of all contexts.
+    pub(super) fn names(&self) -> Vec<String> {
+        self.all.keys().cloned().collect()
+    }
+
+    /// Leaves the contexts that the first rank has, so that all ranks have the same.
+    ///
+    /// # Errors
+    /// [`ParallelError::Lacks`] for a context that this rank has not loaded.
+    pub(super) fn keep_only(&mut self, names: &[String], rank: usize) -> Result<(), JobError> {
+        self.all.retain(|name, _| names.contains(name));
+        match names.iter().find(|name| !self.all.contains_key(*name)) {
+            None => Ok(()),
+            Some(name) => {
+                let what = format!("context `{name}`");
+                Err(ModelError::from(ParallelError::Lacks { rank, what }).into())
+            }
+        }
     }
 
     fn read(&self, model: &'a Model, name: &str, path: &Path) -> Result<Context<'a>, JobError> {

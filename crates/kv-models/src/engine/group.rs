@@ -4,13 +4,16 @@ use std::sync::Arc;
 
 use kv_core::{Error as CacheError, KvCache, LayerCache};
 use kv_kernels::largest_tensor;
+use kv_parallel::ParallelError;
 use kv_policies::{Policy, build};
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::EngineOptions;
 use super::job::{Held, JobError, JobId};
 use super::load::{JobLoad, Totals};
 use super::row::{Decision, Failed, Row};
+use super::script::Script;
 use crate::{ArenaKind, Decoder, Finish, Model, ModelError, Sampling, Session, StepCounts};
 
 /// Rows of one batch, some of which have a job.
@@ -23,6 +26,15 @@ pub(super) struct Group<'a> {
     is_broken: bool,
     /// Whether the group is of one job, and ends with it.
     is_alone: bool,
+}
+
+/// A step's tokens, and what the rows decided.
+#[derive(Serialize, Deserialize)]
+struct Step {
+    /// For each row, the token that it drew, −1 for logits that are not finite; `None` for rows that
+    /// drew for no job.
+    drawn: Vec<Option<i64>>,
+    decisions: Vec<Option<Decision>>,
 }
 
 impl<'a> Group<'a> {
@@ -153,25 +165,43 @@ impl<'a> Group<'a> {
     }
 
     /// Runs a step for all jobs and tells them their tokens.
-    pub(super) fn step(&mut self, model: &Model, totals: &mut Totals) {
+    ///
+    /// # Errors
+    /// [`ParallelError`] where the ranks have lost each other, or have drawn different tokens.
+    pub(super) fn step(
+        &mut self,
+        model: &Model,
+        script: &Script,
+        totals: &mut Totals,
+    ) -> Result<(), ParallelError> {
         let shaped = self.rows.iter().flatten().any(Row::needs_logits);
         self.decoder.set_overlapped(!shaped);
         let draws = match self.decoder.draws() {
             Ok(draws) => draws,
             Err(error) => {
                 self.fail(&error.to_string(), totals);
-                return;
+                return Ok(());
             }
         };
         self.count(totals);
-        for (at, drawn) in draws.into_iter().enumerate() {
-            let Some(row) = &mut self.rows[at] else { continue };
-            if std::mem::take(&mut row.skips) {
-                continue;
+        let draws = self.rows.iter_mut().zip(draws).map(|(row, drawn)| {
+            let row = row.as_mut()?;
+            (!std::mem::take(&mut row.skips)).then_some(drawn)
+        });
+        let draws: Vec<Option<Option<u32>>> = draws.collect();
+        let of_row = |drawn: &Option<Option<u32>>| drawn.map(|token| token.map_or(-1, i64::from));
+        let drawn: Vec<Option<i64>> = draws.iter().map(of_row).collect();
+        let step = script
+            .choose(|| Step { decisions: self.decide(model, &draws), drawn: drawn.clone() })?;
+        if step.drawn != drawn {
+            let rank = model.llama().ranks().shard().rank();
+            return Err(ParallelError::Diverged { rank });
+        }
+        for (at, decision) in step.decisions.into_iter().enumerate() {
+            let (Some(decision), Some(row)) = (decision, &mut self.rows[at]) else { continue };
+            if script.follows() {
+                row.follow(decision);
             }
-            let decoder = &self.decoder;
-            let has_position = decoder.session().has_position(at) || decoder.has_step_in_flight();
-            let decision = row.take(model, drawn, || decoder.row_logits(at), has_position);
             totals.new_tokens += 1;
             match decision {
                 Decision::Drawn => {}
@@ -179,12 +209,26 @@ impl<'a> Group<'a> {
                 Decision::Replaced(token) => {
                     if let Err(error) = self.decoder.replace_token(at, token) {
                         self.fail(&error.to_string(), totals);
-                        return;
+                        return Ok(());
                     }
                 }
                 Decision::Ended => self.leave(at, totals),
             }
         }
+        Ok(())
+    }
+
+    /// Tells jobs their tokens; returns what each row goes on with, `None` for rows that drew for
+    /// no job.
+    fn decide(&mut self, model: &Model, draws: &[Option<Option<u32>>]) -> Vec<Option<Decision>> {
+        let decoder = &self.decoder;
+        let rows = self.rows.iter_mut().zip(draws).enumerate();
+        rows.map(|(at, (row, drawn))| {
+            let (row, drawn) = (row.as_mut()?, (*drawn)?);
+            let has_position = decoder.session().has_position(at) || decoder.has_step_in_flight();
+            Some(row.take(model, drawn, || decoder.row_logits(at), has_position))
+        })
+        .collect()
     }
 
     /// Ends the job of a row, and frees the row.

@@ -7,6 +7,7 @@
 //!   within a batch.
 //! * [`pace`]: how much of a prompt is computed between two decode steps.
 //! * [`prefixes`]: prompts that are kept for prompts that begin alike.
+//! * [`script`]: how the engines of several ranks do the same.
 //! * [`context`]: documents that are compressed once, for many requests.
 
 mod context;
@@ -16,6 +17,7 @@ mod load;
 mod pace;
 mod prefixes;
 mod row;
+mod script;
 mod start;
 mod worker;
 
@@ -27,9 +29,10 @@ use std::thread;
 use std::time::Duration;
 
 use burn::tensor::DType;
+use kv_parallel::{Meeting, ParallelError};
 use kv_policies::Policy;
 
-use crate::{ChatTemplate, Model, ModelConfig, Result, Tokenizer};
+use crate::{ChatTemplate, Model, ModelConfig, ModelError, Result, Tokenizer};
 
 pub use context::ContextInfo;
 pub use job::{Ended, Held, Job, JobError, JobId, LogitsShaper, Started, TokenLogprobs, Update};
@@ -58,8 +61,11 @@ pub struct EngineOptions {
     pub prefix_bytes: usize,
     /// Bytes that compressed contexts may take together.
     pub context_bytes: usize,
-    /// Where contexts are saved; `None` to refuse saving.
+    /// Where contexts are saved; `None` to refuse saving. Each of several ranks has a folder of its
+    /// own within it.
     pub contexts: Option<PathBuf>,
+    /// The connections to the engines of other ranks, which have the other parts of the model.
+    pub meeting: Option<Arc<Meeting>>,
 }
 
 impl Default for EngineOptions {
@@ -73,6 +79,7 @@ impl Default for EngineOptions {
             prefix_bytes: 0,
             context_bytes: 1 << 30,
             contexts: None,
+            meeting: None,
         }
     }
 }
@@ -122,10 +129,11 @@ struct State {
 
 impl Engine {
     /// Starts a thread, which loads the model by `load` and then serves jobs. Returns once the
-    /// model is loaded.
+    /// model is loaded. Of several ranks, the first one calls this, and the others
+    /// [`Self::follow`].
     ///
     /// # Errors
-    /// The error of `load`.
+    /// The error of `load`, and of contexts that the ranks have not all loaded.
     pub fn start(
         load: impl FnOnce() -> Result<Model> + Send + 'static,
         options: EngineOptions,
@@ -138,18 +146,46 @@ impl Engine {
             let model = match load() {
                 Ok(model) => model,
                 Err(error) => {
+                    let _ = loaded.send(Err(error.into()));
+                    return;
+                }
+            };
+            let worker = match Worker::new(&model, own_options, Arc::clone(&own_state)) {
+                Ok(worker) => worker,
+                Err(error) => {
                     let _ = loaded.send(Err(error));
                     return;
                 }
             };
             let _ = loaded.send(Ok(ModelCard::new(&model)));
-            Worker::new(&model, own_options, own_state).run(&received);
+            if let Err(error) = worker.run(&received) {
+                own_state.is_closed.store(true, Ordering::Release);
+                tracing::error!("the engine has ended: {error}");
+            }
         });
         let stopped = |reason: String| JobError::Stopped { reason };
         spawned.map_err(|error| stopped(error.to_string()))?;
         let card = loading.recv().map_err(|_| stopped("the thread panicked".into()))??;
         let (commands, next) = (Mutex::new(commands), AtomicU64::new(1));
         Ok(Self { shared: Arc::new(Shared { card, options, commands, next, state }) })
+    }
+
+    /// Does what the first rank's engine does, on another rank, with options that are equal but
+    /// for their connections. Returns once the first rank has done its work.
+    ///
+    /// # Errors
+    /// The errors of [`Self::start`], and [`JobError::Model`] where this rank computes other tokens
+    /// than the first one.
+    pub fn follow(
+        load: impl FnOnce() -> Result<Model>,
+        options: EngineOptions,
+    ) -> std::result::Result<(), JobError> {
+        let model = load()?;
+        let (_unused, commands) = channel();
+        match Worker::new(&model, options, Arc::default())?.run(&commands) {
+            Ok(()) | Err(ParallelError::RankLeft { rank: 0, .. }) => Ok(()),
+            Err(error) => Err(ModelError::from(error).into()),
+        }
     }
 
     /// The model.
@@ -299,7 +335,7 @@ impl ModelCard {
     fn new(model: &Model) -> Self {
         let chat = match model.chat_template() {
             Ok(chat) => Some(Ok(chat.clone())),
-            Err(crate::ModelError::ChatTemplate { reason }) => Some(Err(reason)),
+            Err(ModelError::ChatTemplate { reason }) => Some(Err(reason)),
             Err(_) => None,
         };
         Self {
@@ -317,16 +353,16 @@ impl ModelCard {
         let request = &job.request;
         request.sampling.validate()?;
         if request.tokens.is_empty() {
-            return Err(crate::ModelError::EmptyPrompt);
+            return Err(ModelError::EmptyPrompt);
         }
         if !request.question.is_empty() {
             let actual = request.question.len();
-            return Err(crate::ModelError::UnequalPrompts { expected: 0, actual });
+            return Err(ModelError::UnequalPrompts { expected: 0, actual });
         }
         self.config.check_length(request.tokens.len())?;
         let vocabulary = self.config.vocab_size;
         match request.tokens.iter().find(|&&token| token as usize >= vocabulary) {
-            Some(&token) => Err(crate::ModelError::TokenOutOfRange { token, vocabulary }),
+            Some(&token) => Err(ModelError::TokenOutOfRange { token, vocabulary }),
             None => Ok(()),
         }
     }

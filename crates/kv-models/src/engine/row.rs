@@ -6,6 +6,7 @@ use std::time::Instant;
 use burn::tensor::{DType, Device, Tensor};
 use kv_core::read_f32;
 use kv_kernels::{DrawState, Reading, draw};
+use serde::{Deserialize, Serialize};
 
 use super::job::{Ended, Held, JobError, JobId, LogitsShaper, TokenLogprobs, Update};
 use crate::generate::Running;
@@ -45,6 +46,7 @@ struct Repetition {
 }
 
 /// What a row decided for its next step.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) enum Decision {
     /// It goes on with the token that the device drew.
     Drawn,
@@ -172,6 +174,13 @@ impl Row {
             None if token != drawn => Decision::Replaced(token),
             None => Decision::Drawn,
         })
+    }
+
+    /// Takes the first rank's decision on another rank.
+    pub(super) fn follow(&mut self, decision: Decision) {
+        if matches!(decision, Decision::Ended) {
+            self.cancel();
+        }
     }
 
     /// Tells the job that it has ended. Returns why, or `None` where it failed before.

@@ -5,6 +5,7 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use kv_core::MemoryReport;
+use kv_parallel::ParallelError;
 use kv_policies::{LayerContext, Policy};
 
 use super::context::ContextInfo;
@@ -12,6 +13,7 @@ use super::group::held_of;
 use super::job::{Job, JobError, JobId, Started, Update};
 use super::prefixes::Prefixes;
 use super::row::{Decision, Failed, Row, Updates};
+use super::script::Script;
 use crate::llama::PromptPrefix;
 use crate::rope::trained_context;
 use crate::{Decoder, Finish, Model, ModelError, Prefilling, Session};
@@ -215,19 +217,19 @@ pub(super) enum Opened<'a> {
 /// Tells a job that its prompt is compressed, and draws its first token. `history` has the tokens
 /// that a repetition penalty counts.
 pub(super) fn open<'a>(
-    model: &'a Model,
+    (model, script): (&'a Model, &Script),
     (id, mut job, updates): (JobId, Box<Job>, Updates),
     session: Session<'a>,
     mut started: Started,
     history: &[u32],
-) -> Opened<'a> {
+) -> Result<Opened<'a>, ParallelError> {
     started.held = held_of(session.cache(), 0);
     let policy = session.policy().config();
     let mut row = Row::new(model, id, &job.request, policy, started.prompt_tokens, updates);
     if !row.tell(Update::Started(started)) {
         row.cancel();
     }
-    match first_token(model, &mut row, &mut job, session, history) {
+    Ok(match first_token((model, script), &mut row, &mut job, session, history)? {
         Ok(Some(one)) => {
             let seen = one.session().cache().seen.first().copied().unwrap_or_default();
             let room = room_of(model, seen, job.request.new_tokens);
@@ -238,28 +240,41 @@ pub(super) fn open<'a>(
             row.tell(Update::Failed(error));
             Opened::Ended(None)
         }
-    }
+    })
 }
 
 fn first_token<'a>(
-    model: &'a Model,
+    (model, script): (&'a Model, &Script),
     row: &mut Row,
     job: &mut Job,
     session: Session<'a>,
     history: &[u32],
-) -> Result<Option<Decoder<'a>>, JobError> {
-    if row.has_ended() {
-        return Ok(None);
+) -> Result<Result<Option<Decoder<'a>>, JobError>, ParallelError> {
+    if script.choose(|| row.has_ended())? {
+        row.cancel();
+        return Ok(Ok(None));
     }
-    let device = model.llama().device();
-    row.shape_by(job.logprobs, job.shaper.take(), job.request.sampling, history, &device)?;
-    let mut one = session.decoder(&[Row::device_sampling(job.request.sampling)])?;
-    let drawn = one.draws()?.first().copied().flatten();
+    let drawn = || {
+        let device = model.llama().device();
+        row.shape_by(job.logprobs, job.shaper.take(), job.request.sampling, history, &device)?;
+        let mut one = session.decoder(&[Row::device_sampling(job.request.sampling)])?;
+        let drawn = one.draws()?.first().copied().flatten();
+        Ok::<_, JobError>((one, drawn))
+    };
+    let (mut one, drawn) = match drawn() {
+        Ok(drawn) => drawn,
+        Err(error) => return Ok(Err(error)),
+    };
     let has_position = one.session().has_position(0);
-    match row.take(model, drawn, || one.row_logits(0), has_position) {
-        Decision::Drawn => {}
-        Decision::Replaced(token) => one.replace_token(0, token)?,
-        Decision::Ended => return Ok(None),
+    let decision = script.choose(|| row.take(model, drawn, || one.row_logits(0), has_position))?;
+    if script.follows() {
+        row.follow(decision);
     }
-    Ok(Some(one))
+    Ok(match decision {
+        Decision::Drawn => Ok(Some(one)),
+        Decision::Replaced(token) => {
+            one.replace_token(0, token).map(|()| Some(one)).map_err(JobError::from)
+        }
+        Decision::Ended => Ok(None),
+    })
 }

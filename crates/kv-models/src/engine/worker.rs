@@ -11,6 +11,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use kv_parallel::ParallelError;
 use kv_policies::Policy;
 
 use super::context::{ContextInfo, Contexts};
@@ -20,9 +21,10 @@ use super::load::{JobLoad, Load, Totals};
 use super::pace::Pace;
 use super::prefixes::Prefixes;
 use super::row::{Failed, Updates};
+use super::script::{Script, Told, Turn};
 use super::start::{Opened, Ready, Starting, Waiting, open};
 use super::{EngineOptions, State};
-use crate::{ArenaKind, Finish, Model};
+use crate::{ArenaKind, Finish, Model, ModelError};
 
 /// How long a job may be overtaken by jobs that fit where it does not.
 const OVERTAKEN: Duration = Duration::from_secs(5);
@@ -31,6 +33,8 @@ const OVERTAKEN: Duration = Duration::from_secs(5);
 const PARKED: usize = 2;
 /// How long a prompt is computed before the engine looks for commands, where nothing decodes.
 const ALONE: Duration = Duration::from_millis(50);
+/// How long an engine without work waits for a command.
+const IDLE: Duration = Duration::from_secs(1);
 /// How often handles see a new load.
 const PUBLISHED: Duration = Duration::from_millis(50);
 
@@ -83,6 +87,7 @@ pub(super) struct Worker<'a> {
     totals: Totals,
     published: Instant,
     closing: Option<Closing>,
+    script: Script,
 }
 
 /// A job that waits for a row, and since when.
@@ -97,11 +102,25 @@ struct Closing {
 }
 
 impl<'a> Worker<'a> {
-    pub(super) fn new(model: &'a Model, options: EngineOptions, state: Arc<State>) -> Self {
-        let contexts = Contexts::load(model, options.context_bytes, options.contexts.clone());
+    /// # Errors
+    /// [`JobError`] where the ranks have not loaded the same contexts.
+    pub(super) fn new(
+        model: &'a Model,
+        options: EngineOptions,
+        state: Arc<State>,
+    ) -> Result<Self, JobError> {
+        let shard = model.llama().ranks().shard();
+        let script = Script::of(options.meeting.as_ref(), shard.is_first());
+        let folder = options.contexts.clone().map(|folder| match shard.is_part() {
+            true => folder.join(format!("rank-{}-of-{}", shard.rank(), shard.world())),
+            false => folder,
+        });
+        let mut contexts = Contexts::load(model, options.context_bytes, folder);
+        let names = script.choose(|| contexts.names()).map_err(ModelError::from)?;
+        contexts.keep_only(&names, shard.rank())?;
         let prefixes = Prefixes::new(options.prefix_bytes);
         let pace = Pace::new(options.prefill_share);
-        Self {
+        Ok(Self {
             model,
             options,
             state,
@@ -115,24 +134,28 @@ impl<'a> Worker<'a> {
             totals: Totals::default(),
             published: Instant::now(),
             closing: None,
-        }
+            script,
+        })
     }
 
     /// Serves until all handles are gone, or until it is shut down.
-    pub(super) fn run(mut self, commands: &Receiver<Command>) {
+    ///
+    /// # Errors
+    /// [`ParallelError`] where the ranks have lost each other.
+    pub(super) fn run(mut self, commands: &Receiver<Command>) -> Result<(), ParallelError> {
         loop {
-            if !self.take_commands(commands) {
+            if !self.take_commands(commands)? {
                 self.cancel_all();
-                return;
+                return Ok(());
             }
-            self.admit();
+            self.admit()?;
             let began = Instant::now();
             let steps = self.groups.iter().any(|group| !group.is_idle());
-            let (layers, tokens) = self.prefill(steps);
+            let (layers, tokens) = self.prefill(steps)?;
             self.join();
             for group in &mut self.groups {
                 if !group.is_idle() {
-                    group.step(self.model, &mut self.totals);
+                    group.step(self.model, &self.script, &mut self.totals)?;
                 }
             }
             if steps {
@@ -140,12 +163,12 @@ impl<'a> Worker<'a> {
             }
             self.groups.retain(|group| !group.is_over());
             self.publish();
-            if self.closes() {
+            if self.closes()? {
                 // Jobs that came in between.
                 while let Ok(command) = commands.try_recv() {
                     self.obey(command);
                 }
-                return;
+                return Ok(());
             }
         }
     }
@@ -160,22 +183,54 @@ impl<'a> Worker<'a> {
 
     /// Takes all commands, and waits for one where there is nothing else to do. Returns `false`
     /// once all handles are gone.
-    fn take_commands(&mut self, commands: &Receiver<Command>) -> bool {
-        if self.is_idle() && self.closing.is_none() {
+    fn take_commands(&mut self, commands: &Receiver<Command>) -> Result<bool, ParallelError> {
+        let (mut taken, mut is_over) = (Vec::new(), false);
+        let waits = self.is_idle() && self.closing.is_none();
+        if waits {
             self.publish_now();
-            match commands.recv_timeout(Duration::from_secs(1)) {
-                Ok(command) => self.obey(command),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return false,
+        }
+        let script = self.script.clone();
+        let turn = script.choose(|| {
+            if waits {
+                match commands.recv_timeout(IDLE) {
+                    Ok(command) => taken.push(command),
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => is_over = true,
+                }
+            }
+            loop {
+                match commands.try_recv() {
+                    Ok(command) => taken.push(command),
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => {
+                        is_over = true;
+                        break;
+                    }
+                }
+            }
+            let commands = match &self.script {
+                Script::Alone => Vec::new(),
+                _ => taken.iter().filter_map(Told::of).collect(),
+            };
+            Turn { commands, is_over }
+        })?;
+        if self.script.follows() {
+            for told in turn.commands {
+                match told.command() {
+                    Ok(command) => {
+                        if matches!(command, Command::Submit { .. } | Command::Compress { .. }) {
+                            self.state.waiting.fetch_add(1, Ordering::AcqRel);
+                        }
+                        taken.push(command);
+                    }
+                    // The first rank has built the policy.
+                    Err(error) => tracing::error!("a command of rank 0: {error}"),
+                }
             }
         }
-        loop {
-            match commands.try_recv() {
-                Ok(command) => self.obey(command),
-                Err(TryRecvError::Empty) => return true,
-                Err(TryRecvError::Disconnected) => return false,
-            }
-        }
+        let goes_on = !turn.is_over || !taken.is_empty();
+        taken.into_iter().for_each(|command| self.obey(command));
+        Ok(goes_on)
     }
 
     fn obey(&mut self, command: Command) {
@@ -260,29 +315,12 @@ impl<'a> Worker<'a> {
     }
 
     /// Begins with the next prompt that has room behind it.
-    fn admit(&mut self) {
-        let now = Instant::now();
-        let is_late = |parked: &Parked<'_>| now.duration_since(parked.since) > OVERTAKEN;
-        let parked = &self.ready;
-        if self.starting.is_some() || parked.len() >= PARKED || parked.iter().any(is_late) {
-            return;
+    fn admit(&mut self) -> Result<(), ParallelError> {
+        if self.starting.is_some() || self.ready.len() >= PARKED || self.queue.is_empty() {
+            return Ok(());
         }
-        let mut next = None;
-        for (at, waiting) in self.queue.iter().enumerate() {
-            if self.has_room(waiting) {
-                next = Some(at);
-                break;
-            }
-            // Nobody overtakes a job that has waited for long.
-            let since = match waiting {
-                Waiting::Job { since, .. } => *since,
-                Waiting::Context { .. } => now,
-            };
-            if now.duration_since(since) > OVERTAKEN {
-                break;
-            }
-        }
-        let Some(waiting) = next.and_then(|at| self.queue.remove(at)) else { return };
+        let next = self.script.choose(|| self.next())?;
+        let Some(waiting) = next.and_then(|at| self.queue.remove(at)) else { return Ok(()) };
         self.state.waiting.fetch_sub(1, Ordering::AcqRel);
         match self.begin(waiting) {
             Ok(starting) => self.starting = Some(starting),
@@ -292,6 +330,26 @@ impl<'a> Worker<'a> {
                 waiting.fail(error);
             }
         }
+        Ok(())
+    }
+
+    /// The place in the queue of the next prompt that has room.
+    fn next(&self) -> Option<usize> {
+        let now = Instant::now();
+        let is_late = |since: Instant| now.duration_since(since) > OVERTAKEN;
+        if self.ready.iter().any(|parked| is_late(parked.since)) {
+            return None;
+        }
+        for (at, waiting) in self.queue.iter().enumerate() {
+            if self.has_room(waiting) {
+                return Some(at);
+            }
+            // Nobody overtakes a job that has waited for long.
+            if matches!(waiting, Waiting::Job { since, .. } if is_late(*since)) {
+                return None;
+            }
+        }
+        None
     }
 
     fn begin(&mut self, waiting: Waiting) -> Result<Starting<'a>, Failed<Waiting>> {
@@ -331,36 +389,37 @@ impl<'a> Worker<'a> {
 
     /// Computes some layers of the prompt that is on its way, or all where nothing decodes. Returns
     /// how many, and for how many tokens.
-    fn prefill(&mut self, steps: bool) -> (usize, usize) {
-        let Some(starting) = &mut self.starting else { return (0, 0) };
+    fn prefill(&mut self, steps: bool) -> Result<(usize, usize), ParallelError> {
+        let Some(starting) = &mut self.starting else { return Ok((0, 0)) };
         let tokens = starting.tokens(self.model.config().num_layers);
-        let most = if steps { self.pace.layers(tokens) } else { usize::MAX };
         let began = Instant::now();
-        for done in 1..=most {
-            if !steps && began.elapsed() > ALONE {
-                return (done - 1, tokens);
-            }
+        let mut done = 0;
+        while self.script.choose(|| match steps {
+            true => done < self.pace.layers(tokens),
+            false => began.elapsed() < ALONE,
+        })? {
+            done += 1;
             match starting.layer() {
                 Ok(true) => {}
                 Ok(false) => {
-                    self.open();
-                    return (done, tokens);
+                    self.open()?;
+                    break;
                 }
                 Err(error) => {
                     self.totals.failed += 1;
                     if let Some(starting) = self.starting.take() {
                         starting.waiting.fail(error);
                     }
-                    return (done, tokens);
+                    break;
                 }
             }
         }
-        (most, tokens)
+        Ok((done, tokens))
     }
 
     /// Takes a compressed prompt on.
-    fn open(&mut self) {
-        let Some(mut starting) = self.starting.take() else { return };
+    fn open(&mut self) -> Result<(), ParallelError> {
+        let Some(mut starting) = self.starting.take() else { return Ok(()) };
         if let Some(prefix) = starting.take_prefix() {
             self.prefixes.keep(prefix);
         }
@@ -371,7 +430,7 @@ impl<'a> Worker<'a> {
                 let (error, waiting) = *failed;
                 self.totals.failed += 1;
                 waiting.fail(error);
-                return;
+                return Ok(());
             }
         };
         match waiting {
@@ -394,7 +453,8 @@ impl<'a> Worker<'a> {
                     held: Held::default(),
                 };
                 let history = [cached, &job.request.tokens].concat();
-                match open(self.model, (id, job, updates), session, started, &history) {
+                let at = (self.model, &self.script);
+                match open(at, (id, job, updates), session, started, &history)? {
                     Opened::Ready(ready) => {
                         self.ready.push(Parked { ready, since: Instant::now() });
                     }
@@ -403,6 +463,7 @@ impl<'a> Worker<'a> {
                 self.totals.new_tokens += 1;
             }
         }
+        Ok(())
     }
 
     fn count_end(&mut self, finish: Option<Finish>) {
@@ -497,10 +558,10 @@ impl<'a> Worker<'a> {
     }
 
     /// Whether the engine has shut down.
-    fn closes(&mut self) -> bool {
-        let Some(closing) = &self.closing else { return false };
-        if !self.is_idle() && Instant::now() < closing.until {
-            return false;
+    fn closes(&mut self) -> Result<bool, ParallelError> {
+        let Some(closing) = &self.closing else { return Ok(false) };
+        if !self.script.choose(|| self.is_idle() || Instant::now() >= closing.until)? {
+            return Ok(false);
         }
         let cancelled = self.cancel_all();
         self.publish_now();
@@ -508,7 +569,7 @@ impl<'a> Worker<'a> {
         for reply in self.closing.take().into_iter().flat_map(|closing| closing.replies) {
             let _ = reply.send(cancelled);
         }
-        true
+        Ok(true)
     }
 
     fn publish(&mut self) {

@@ -251,6 +251,7 @@ fn product(bench: &mut KernelBench<'_>, case: &Product) -> anyhow::Result<()> {
         LinearStrategy::Portable,
         LinearStrategy::TensorCore,
         LinearStrategy::HopperSkinny,
+        LinearStrategy::HopperSplit,
         LinearStrategy::HopperWide,
         LinearStrategy::Matmul,
     ];

@@ -37,6 +37,14 @@ pub(crate) trait HopperLinearOps: Backend {
         #[extension_type] epilogue: Epilogue<Self>,
     ) -> FloatTensor<Self>;
 
+    /// The product of `x` `[N, K]` and the transpose of `weight` `[M, K]`, in f16 or bf16, by cubes
+    /// that share sums.
+    fn split_product(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        #[extension_type] epilogue: Epilogue<Self>,
+    ) -> FloatTensor<Self>;
+
     /// The product of `x` `[N, K]` and the transpose of `weight` `[M, K]`, in f16 or bf16.
     fn wide_product(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
 }
@@ -63,6 +71,14 @@ impl HopperLinearOps for CubeBackend {
         epilogue: Epilogue<Self>,
     ) -> FloatTensor<Self> {
         super::launch::streamed(x, weight, gain, epsilon, epilogue)
+    }
+
+    fn split_product(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        epilogue: Epilogue<Self>,
+    ) -> FloatTensor<Self> {
+        super::launch::split(x, weight, epilogue)
     }
 
     fn wide_product(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {

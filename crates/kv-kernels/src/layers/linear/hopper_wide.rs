@@ -1,6 +1,9 @@
 //! Products of many rows on Hopper, `c = a bᵀ`. One plane copies tiles of both factors into shared
 //! memory by the copy engine. Two groups of four planes multiply 64 rows each, by warpgroup
 //! instructions, as tiles arrive.
+//!
+//! Where the tiles of `c` are fewer than the processors, several cubes share a tile: each sums some
+//! blocks of 64 products, and [`hopper_split`](super::hopper_split) adds the parts.
 
 // The compiler does not see that PTX writes variables.
 #![allow(unused_assignments)]
@@ -36,20 +39,24 @@ pub(super) struct ProductSize {
     m: u32,
     n: u32,
     k: u32,
+    /// Blocks of 64 columns of the factors that a part sums.
+    blocks: u32,
 }
 
-/// `c = a bᵀ`.
+/// `c = a bᵀ`, or parts of its sums. The second dimension of the grid counts the parts.
 ///
 /// # Shapes
-/// `a` `[M, K]`, `b` `[N, K]`, `c` `[M, N]` in pairs; `NA` is half of a cube's columns.
+/// `a` `[M, K]`, `b` `[N, K]`, `c` `[parts, M, N]` in pairs, of type `O`; `NA` is half of a cube's
+/// columns.
 #[cube(launch_unchecked)]
-pub(super) fn product_kernel<E: Float, NA: Size>(
+pub(super) fn product_kernel<E: Float, O: Float, NA: Size>(
     a: &TensorMap<E, Tiled>,
     b: &TensorMap<E, Tiled>,
-    c: &mut [Vector<E, Const<2>>],
+    c: &mut [Vector<O, Const<2>>],
     size: &ProductSize,
     #[comptime] blueprint: Blueprint,
     #[define(E)] _dtype: ElemType,
+    #[define(O)] _output: ElemType,
 ) {
     let (m, n, k) = (size.m, size.n, size.k);
     let width = blueprint.columns.comptime();
@@ -82,7 +89,8 @@ pub(super) fn product_kernel<E: Float, NA: Size>(
     let height = min(m.div_ceil(comptime!(ROWS as u32)) - band * BAND, BAND);
     let row0 = (band * BAND + inside % height) * comptime!(ROWS as u32);
     let column0 = (inside / height) * comptime!(width as u32);
-    let blocks = k.div_ceil(comptime!(TILE_COLUMNS as u32));
+    let first = CUBE_POS_Y * size.blocks;
+    let blocks = min(k.div_ceil(comptime!(TILE_COLUMNS as u32)) - first, size.blocks);
 
     if UNIT_POS >= 256 {
         if UNIT_POS == 256 {
@@ -93,7 +101,7 @@ pub(super) fn product_kernel<E: Float, NA: Size>(
             for block in 0..blocks {
                 wait_barrier(empty + 8 * stage, parity);
                 let arrived = full + 8 * stage;
-                let x = block * comptime!(TILE_COLUMNS as u32);
+                let x = (first + block) * comptime!(TILE_COLUMNS as u32);
                 arrive_expecting(arrived, comptime!(a_bytes + b_bytes).runtime());
                 copy_tile(a_base + stage * a_bytes, map_a, x, row0, arrived);
                 copy_tile(b_base + stage * b_bytes, map_b, x, column0, arrived);
@@ -160,6 +168,7 @@ pub(super) fn product_kernel<E: Float, NA: Size>(
         );
         let row = row0 + part * 64 + plane * 16 + lane / 4;
         let column = column0 + lane % 4 * 2;
+        let part_row = (CUBE_POS_Y * m) as usize;
         #[unroll]
         for i in 0..comptime!(width / 8) {
             let at = column + comptime!(8 * i as u32);
@@ -170,7 +179,8 @@ pub(super) fn product_kernel<E: Float, NA: Size>(
                     let mut pair = Vector::<f32, Const<2>>::empty();
                     pair.insert(0usize, acc.extract(comptime!(4 * i + 2 * half)));
                     pair.insert(1usize, acc.extract(comptime!(4 * i + 2 * half + 1)));
-                    c[row as usize * (n as usize / 2) + at as usize / 2] = Vector::cast_from(pair);
+                    let to = (part_row + row as usize) * (n as usize / 2) + at as usize / 2;
+                    c[to] = Vector::cast_from(pair);
                 }
             }
         }

@@ -12,12 +12,12 @@ use super::args::Epilogue;
 use super::epilogue::ProductOutputsLaunch;
 use super::{LinearStrategy, plain, tensor_core};
 #[cfg(feature = "cuda")]
-use super::{hopper_skinny, hopper_wide};
+use super::{hopper_skinny, hopper_split, hopper_wide};
 use crate::backend::client::{elem_type, empty_like, grid, is_cuda, processors, vector_lanes};
 #[cfg(feature = "cuda")]
 use crate::backend::optional::OptionalFloat;
 #[cfg(feature = "cuda")]
-use crate::components::tma::{tiles, with_rows};
+use crate::components::tma::{TILE_COLUMNS, tiles, with_rows};
 
 /// Up to 32 rows `x` `[M, K]` times the transpose of `weight` `[N, K]`, with the epilogue, by the
 /// portable kernel or by matrix instructions.
@@ -149,6 +149,54 @@ pub(super) fn streamed(
     y
 }
 
+/// Some rows `x` `[M, K]` times the transpose of `weight` `[N, K]`, with the epilogue, on Hopper.
+/// Cubes share the sums of a tile.
+#[cfg(feature = "cuda")]
+pub(super) fn split(
+    x: CubeTensor,
+    weight: CubeTensor,
+    epilogue: Epilogue<CubeBackend>,
+) -> CubeTensor {
+    let [rows, inputs] = x.shape().dims();
+    let [width, _] = weight.shape().dims();
+    let config = epilogue.config;
+    let outputs = width / config.parts();
+    let y = empty_like(&x, Shape::from([rows, outputs]), x.dtype);
+    if rows * outputs == 0 {
+        return y;
+    }
+    let client = x.client.clone();
+    let tiles = hopper_split::tiles_of(rows, width);
+    let [parts, each] = hopper_split::parts_of(inputs, tiles, processors(&client));
+    let sums = empty_like(&x, Shape::from([parts, rows, width]), DType::F32);
+    let (name, dtype) = (ptx_name(x.dtype), x.dtype);
+    multiply(
+        (x.clone(), weight, sums.clone()),
+        [parts, each],
+        hopper_wide::Blueprint { columns: hopper_split::COLUMNS, name },
+    );
+    // SAFETY: shapes were checked, and the kernel guards its writes.
+    unsafe {
+        hopper_split::add_parts_kernel::launch_unchecked(
+            &client,
+            CubeCount::Static((rows * outputs).div_ceil(hopper_split::UNITS) as u32, 1, 1),
+            CubeDim::new_1d(hopper_split::UNITS as u32),
+            sums.into_buffer_arg(),
+            ProductOutputsLaunch::new(
+                epilogue.bias.or_stand_in(&x).into_buffer_arg(),
+                epilogue.residual.or_stand_in(&x).into_buffer_arg(),
+                y.clone().into_buffer_arg(),
+                rows,
+                outputs,
+            ),
+            parts,
+            config,
+            elem_type(dtype),
+        );
+    }
+    y
+}
+
 /// Many rows `x` `[M, K]` times the transpose of `weight` `[N, K]`, on Hopper.
 #[cfg(feature = "cuda")]
 pub(super) fn wide(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
@@ -158,23 +206,45 @@ pub(super) fn wide(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
     let bands = rows.div_ceil(hopper_wide::ROWS);
     // Wide tiles read their factors least. Narrow tiles keep more processors busy.
     let columns = if bands * outputs.div_ceil(256) >= processors(&x.client) { 256 } else { 128 };
-    let name = ptx_name(x.dtype);
+    let blueprint = hopper_wide::Blueprint { columns, name: ptx_name(x.dtype) };
+    multiply((x, weight, output.clone()), [1, inputs.div_ceil(TILE_COLUMNS)], blueprint);
+    output
+}
+
+/// Writes the product of `x` `[M, K]` and the transpose of `weight` `[N, K]` to `output`
+/// `[parts, M, N]`, where each part sums so many blocks of 64 columns.
+#[cfg(feature = "cuda")]
+fn multiply(
+    (x, weight, output): (CubeTensor, CubeTensor, CubeTensor),
+    [parts, blocks]: [usize; 2],
+    blueprint: hopper_wide::Blueprint,
+) {
+    let [rows, inputs] = x.shape().dims();
+    let [outputs, _] = weight.shape().dims();
+    let columns = blueprint.columns;
+    let tiles_of_output = rows.div_ceil(hopper_wide::ROWS) * outputs.div_ceil(columns);
+    let (client, dtype) = (x.client.clone(), x.dtype);
     // SAFETY: shapes were checked, and the kernel guards its writes.
     unsafe {
         hopper_wide::product_kernel::launch_unchecked(
-            &x.client.clone(),
-            CubeCount::Static((bands * outputs.div_ceil(columns)) as u32, 1, 1),
+            &client,
+            CubeCount::Static(tiles_of_output as u32, parts as u32, 1),
             CubeDim::new_1d(hopper_wide::UNITS as u32),
             columns / 2,
-            tiles(with_rows(x.clone()), hopper_wide::ROWS),
+            tiles(with_rows(x), hopper_wide::ROWS),
             tiles(with_rows(weight), columns),
             output.clone().into_buffer_arg(),
-            hopper_wide::ProductSizeLaunch::new(rows as u32, outputs as u32, inputs as u32),
-            hopper_wide::Blueprint { columns, name },
-            elem_type(x.dtype),
+            hopper_wide::ProductSizeLaunch::new(
+                rows as u32,
+                outputs as u32,
+                inputs as u32,
+                blocks as u32,
+            ),
+            blueprint,
+            elem_type(dtype),
+            elem_type(output.dtype),
         );
     }
-    output
 }
 
 #[cfg(feature = "cuda")]

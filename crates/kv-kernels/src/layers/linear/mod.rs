@@ -8,6 +8,8 @@ mod epilogue;
 #[cfg(feature = "cuda")]
 mod hopper_skinny;
 #[cfg(feature = "cuda")]
+mod hopper_split;
+#[cfg(feature = "cuda")]
 mod hopper_wide;
 #[cfg(feature = "gpu")]
 mod launch;
@@ -138,6 +140,15 @@ pub fn linear(
         Some(norm) => rms_norm(x, norm.weight.clone(), norm.epsilon)?,
         None => x,
     };
+    #[cfg(feature = "cuda")]
+    if strategy == LinearStrategy::HopperSplit {
+        let y = <Dispatch as HopperLinearOps>::split_product(
+            x.into_dispatch(),
+            weight.into_dispatch(),
+            options.epilogue(),
+        );
+        return Ok(Tensor::from_dispatch(y));
+    }
     if strategy.is_skinny(rows) {
         let y = <Dispatch as LinearOps>::skinny_product(
             x.into_dispatch(),

@@ -18,6 +18,9 @@ pub enum LinearStrategy {
     /// Up to 32 rows, with weights that stream through tensor maps: for Hopper GPUs, in f16 and
     /// bf16.
     HopperSkinny,
+    /// Any number of rows, in tiles of warp groups whose sums several cubes share: for Hopper GPUs,
+    /// in f16 and bf16, where tiles are fewer than processors.
+    HopperSplit,
     /// Any number of rows, in tiles of warp groups: for Hopper GPUs, in f16 and bf16.
     HopperWide,
     /// Any number of rows, by the product of the tensor library, on every device, the CPU included.
@@ -41,7 +44,7 @@ impl LinearStrategy {
         match self {
             Self::Auto => rows <= SKINNY,
             Self::Portable | Self::TensorCore | Self::HopperSkinny => true,
-            Self::HopperWide | Self::Matmul => false,
+            Self::HopperSplit | Self::HopperWide | Self::Matmul => false,
         }
     }
 }
@@ -62,8 +65,13 @@ impl Strategy for LinearStrategy {
         // `HopperSkinny`, 16.5 by `TensorCore`, 141 by `Portable` and 24.6 by `HopperWide`, which
         // takes 24.9 at 64 rows and 25.3 at 128 (docs/results/kernels.md).
         let few = [Self::HopperSkinny, Self::TensorCore, Self::Portable];
-        let many = [Self::HopperWide, Self::Matmul];
-        let candidates = if shape.rows <= SKINNY { &few[..] } else { &many[..] };
+        let many = [Self::HopperSplit, Self::HopperWide, Self::Matmul];
+        let fills = 2 * tiles_of(shape.rows, shape.outputs) > device.processors;
+        let candidates = match (shape.rows <= SKINNY, fills) {
+            (true, _) => &few[..],
+            (false, false) => &many[..],
+            (false, true) => &many[1..],
+        };
         candidates.iter().copied().find(serves).unwrap_or(Self::Matmul)
     }
 
@@ -80,24 +88,28 @@ impl Strategy for LinearStrategy {
             }
             Self::TensorCore => (!shape.inputs.is_multiple_of(32))
                 .then_some("matrix instructions take numbers of inputs that are multiples of 32"),
-            Self::HopperSkinny | Self::HopperWide if !device.hopper => {
+            Self::HopperSkinny | Self::HopperSplit | Self::HopperWide if !device.hopper => {
                 Some("the device is no Hopper GPU, or the crate is built without `cuda`")
             }
-            Self::HopperSkinny | Self::HopperWide if !shape.halves => {
+            Self::HopperSkinny | Self::HopperSplit | Self::HopperWide if !shape.halves => {
                 Some("the kernel takes f16 and bf16")
             }
-            Self::HopperSkinny | Self::HopperWide if !copies_rows_of(shape.inputs) => {
+            Self::HopperSkinny | Self::HopperSplit | Self::HopperWide
+                if !copies_rows_of(shape.inputs) =>
+            {
                 Some("tensor maps take multiples of 8 inputs, at least 64")
             }
             // Results are written in pairs.
-            Self::HopperWide if !shape.outputs.is_multiple_of(2) => {
+            Self::HopperSplit | Self::HopperWide if !shape.outputs.is_multiple_of(2) => {
                 Some("the kernel takes even numbers of outputs")
             }
-            Self::HopperSkinny | Self::HopperWide => None,
+            Self::HopperSkinny | Self::HopperSplit | Self::HopperWide => None,
         }
     }
 }
 
+#[cfg(feature = "cuda")]
+use super::hopper_split::tiles_of;
 #[cfg(feature = "cuda")]
 use crate::components::tma::copies_rows_of;
 
@@ -105,4 +117,9 @@ use crate::components::tma::copies_rows_of;
 #[cfg(all(feature = "gpu", not(feature = "cuda")))]
 fn copies_rows_of(_inputs: usize) -> bool {
     false
+}
+
+#[cfg(all(feature = "gpu", not(feature = "cuda")))]
+fn tiles_of(_rows: usize, _outputs: usize) -> usize {
+    0
 }
