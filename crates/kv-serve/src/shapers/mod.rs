@@ -1,7 +1,7 @@
 //! What changes logits on the host before a token is drawn.
 //!
 //! * [`grammar`]: JSON schemas, regular expressions and grammars.
-//! * [`bias`]: `logit_bias`.
+//! * [`bias`]: numbers that are added, such as `logit_bias`.
 //! * [`penalties`]: `frequency_penalty` and `presence_penalty`.
 
 mod bias;
