@@ -1,8 +1,8 @@
 //! `cargo xtask bench`: builds and runs `kv-bench`.
 
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use crate::util;
 
@@ -22,12 +22,5 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    let features = util::program_features(args.features.as_deref(), &args.args);
-    eprintln!("building kv-bench (release) with {}", util::show_features(&features));
-    eprintln!("the first build takes minutes");
-    let bench = util::build_bench(&util::feature_list(&features))?;
-    let mut command = Command::new(&bench);
-    // The report goes to the workspace's target folder, whichever folder this runs in.
-    command.args(&args.args).env("CARGO_TARGET_DIR", util::target_dir());
-    util::become_program(command).with_context(|| format!("cannot run {}", bench.display()))
+    util::build_and_become("kv-bench", args.features.as_deref(), &args.args)
 }

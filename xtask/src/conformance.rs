@@ -10,7 +10,7 @@ use crate::util;
 
 /// Run OpenAI's own clients, a fuzzer and a load generator against a server on loopback.
 ///
-/// What is not installed is left out, and named with how to install it.
+/// Nothing but loopback is reached. What cannot run is left out, and named with what it needs.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// A Python with the packages openai, schemathesis and aiperf
@@ -19,7 +19,7 @@ pub(crate) struct Args {
     /// Fails where a tool is missing
     #[arg(long)]
     require_all: bool,
-    /// A model, as kv-serve takes it
+    /// A model, as kv-serve takes it; with --url, the one that the server has
     #[arg(long, default_value = "needle-1m")]
     model: String,
     /// A server that runs already, instead of one that this starts
@@ -43,9 +43,9 @@ impl Drop for Server {
 /// A client, fuzzer or load generator.
 struct Tool {
     name: &'static str,
-    /// How it is had.
-    install: &'static str,
-    /// What it runs; `None` where it is missing.
+    /// What it needs.
+    needs: &'static str,
+    /// What it runs; `None` where something is missing.
     command: Option<Command>,
 }
 
@@ -65,8 +65,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let (mut failed, mut missing) = (Vec::new(), Vec::new());
     for tool in tools(args, &scripts, &url) {
         let Some(mut command) = tool.command else {
-            eprintln!("== {}: not installed", tool.name);
-            missing.push(format!("{}: {}", tool.name, tool.install));
+            eprintln!("== {}: left out", tool.name);
+            missing.push(format!("{}: {}", tool.name, tool.needs));
             continue;
         };
         eprintln!("== {}", tool.name);
@@ -134,7 +134,7 @@ fn tools(args: &Args, scripts: &Path, url: &str) -> [Tool; 5] {
     [
         Tool {
             name: "openai for Python",
-            install: "pip install openai, and name its Python by --python",
+            needs: "pip install openai, and name its Python by --python",
             command: has("openai").then(|| {
                 let mut command = Command::new(python);
                 command.arg(scripts.join("client.py")).arg(url);
@@ -143,7 +143,7 @@ fn tools(args: &Args, scripts: &Path, url: &str) -> [Tool; 5] {
         },
         Tool {
             name: "openai for JavaScript",
-            install: "npm install --prefix target/conformance openai (and node itself)",
+            needs: "npm install --prefix target/conformance openai (and node itself)",
             command: node.then(|| {
                 let mut command = Command::new("node");
                 command.arg(scripts.join("client.cjs")).arg(url).env("NODE_PATH", &modules);
@@ -152,44 +152,58 @@ fn tools(args: &Args, scripts: &Path, url: &str) -> [Tool; 5] {
         },
         Tool {
             name: "schemathesis",
-            install: "pip install schemathesis, and name its Python by --python",
+            needs: "pip install schemathesis, and name its Python by --python",
             command: has("schemathesis").then(schemathesis),
         },
         Tool {
             name: "64 clients",
-            install: "install Python 3",
+            needs: "install Python 3",
             command: util::succeeds(&program, &["--version"]).then(|| {
                 let mut command = Command::new(python);
                 command.arg(scripts.join("load.py")).arg(url);
                 command
             }),
         },
-        load(python, url, has("aiperf")),
+        load(args, url, has("aiperf")),
     ]
 }
 
-/// Load: by oha, or by aiperf, which downloads its tokenizer's vocabulary once.
-fn load(python: &Path, url: &str, has_aiperf: bool) -> Tool {
+/// Load: by oha, or by aiperf, which counts tokens by the served model's tokenizer. Its own
+/// tokenizer's vocabulary would have to be downloaded.
+fn load(args: &Args, url: &str, has_aiperf: bool) -> Tool {
     let name = "load";
-    let install = "cargo install oha; or pip install aiperf, and name its Python by --python";
+    let needs = "cargo install oha; or pip install aiperf, name its Python by --python, and by \
+                 --model a folder with the model's tokenizer.json";
     let body = r#"{"messages": [{"role": "user", "content": "The sea was calm."}],
         "max_tokens": 32}"#;
+    let folder = model_folder(&args.model);
     let command = if util::succeeds("oha", &["--version"]) {
         let mut command = Command::new("oha");
         command.args(["-n", "200", "-c", "16", "-m", "POST", "--no-tui", "-d", body]);
         command.args(["-H", "content-type: application/json"]);
         command.arg(format!("{url}/v1/chat/completions"));
         Some(command)
-    } else if has_aiperf {
-        let mut command = Command::new(python.with_file_name("aiperf"));
-        command.args(["profile", "--model", "needle-1m", "--url", url, "--endpoint-type", "chat"]);
-        command.args(["--streaming", "--tokenizer", "builtin", "--concurrency", "8"]);
-        command.args(["--request-count", "64", "--synthetic-input-tokens-mean", "64"]);
-        command.args(["--output-tokens-mean", "32", "--ui", "none", "--artifact-dir"]);
-        command.arg(util::target_dir().join("conformance/aiperf"));
-        Some(command)
     } else {
-        None
+        folder.filter(|_| has_aiperf).map(|folder| {
+            let mut command = Command::new(args.python.with_file_name("aiperf"));
+            command.args(["profile", "--url", url, "--endpoint-type", "chat", "--streaming"]);
+            command.arg("--model").arg(folder.file_name().unwrap_or(folder.as_os_str()));
+            command.arg("--tokenizer").arg(&folder);
+            command.args(["--concurrency", "8", "--request-count", "64"]);
+            command.args(["--synthetic-input-tokens-mean", "64", "--output-tokens-mean", "32"]);
+            command.args(["--ui", "none", "--artifact-dir"]);
+            command.arg(util::target_dir().join("conformance/aiperf"));
+            command
+        })
     };
-    Tool { name, install, command }
+    Tool { name, needs, command }
+}
+
+/// The folder of a model with a tokenizer.
+fn model_folder(model: &str) -> Option<PathBuf> {
+    let folder = match model {
+        "needle-1m" => util::root().join("crates/kv-models/assets/needle-1m"),
+        model => std::path::absolute(model).ok()?,
+    };
+    folder.join("tokenizer.json").is_file().then_some(folder)
 }

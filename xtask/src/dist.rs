@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let shown = util::show_features(&features);
     eprintln!("building kv-bench and the tests (release) with {shown}");
     let features = util::feature_list(&features);
-    add(&util::build_bench(&features)?, &folder.join("kv-bench"))?;
+    add(&util::build_program("kv-bench", &features)?, &folder.join("kv-bench"))?;
     add_tests(&features, &folder)?;
     fs::write(folder.join("README"), readme(&devices))?;
 

@@ -1,8 +1,8 @@
 //! `cargo xtask serve`: builds and runs `kv-serve`.
 
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use crate::util;
 
@@ -22,11 +22,5 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    let features = util::program_features(args.features.as_deref(), &args.args);
-    eprintln!("building kv-serve (release) with {}", util::show_features(&features));
-    eprintln!("the first build takes minutes");
-    let server = util::build_program("kv-serve", &util::feature_list(&features))?;
-    let mut command = Command::new(&server);
-    command.args(&args.args);
-    util::become_program(command).with_context(|| format!("cannot run {}", server.display()))
+    util::build_and_become("kv-serve", args.features.as_deref(), &args.args)
 }

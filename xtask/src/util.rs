@@ -110,13 +110,25 @@ pub(crate) fn show_features(features: &[Feature]) -> String {
     format!("the cargo features {}", all.join(", "))
 }
 
-/// Builds `kv-bench` in release with some cargo features, and returns the executable.
+/// Builds a program of the workspace in release and goes on as it. `named` are the cargo features;
+/// those that the arguments' `--device` implies where there are none.
 ///
 /// # Errors
 ///
-/// When the build fails.
-pub(crate) fn build_bench(features: &str) -> Result<PathBuf> {
-    build_program("kv-bench", features)
+/// When the build fails, or the program cannot be started.
+pub(crate) fn build_and_become(
+    name: &str,
+    named: Option<&[String]>,
+    args: &[String],
+) -> Result<ExitCode> {
+    let features = program_features(named, args);
+    eprintln!("building {name} (release) with {}", show_features(&features));
+    eprintln!("the first build takes minutes");
+    let program = build_program(name, &feature_list(&features))?;
+    let mut command = Command::new(&program);
+    // What a program writes goes to the workspace's target folder, whichever folder this runs in.
+    command.args(args).env("CARGO_TARGET_DIR", target_dir());
+    become_program(command).with_context(|| format!("cannot run {}", program.display()))
 }
 
 /// Builds a program in release with some cargo features, and returns the executable. The whole
@@ -138,7 +150,7 @@ pub(crate) fn build_program(name: &str, features: &str) -> Result<PathBuf> {
 ///
 /// When it cannot be started.
 #[cfg(unix)]
-pub(crate) fn become_program(mut command: Command) -> Result<ExitCode> {
+fn become_program(mut command: Command) -> Result<ExitCode> {
     use std::os::unix::process::CommandExt;
     Err(command.exec().into())
 }
@@ -149,14 +161,14 @@ pub(crate) fn become_program(mut command: Command) -> Result<ExitCode> {
 ///
 /// When it cannot be started.
 #[cfg(not(unix))]
-pub(crate) fn become_program(mut command: Command) -> Result<ExitCode> {
+fn become_program(mut command: Command) -> Result<ExitCode> {
     let code = command.status()?.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
     Ok(ExitCode::from(code))
 }
 
 /// The cargo features of a program's build, each with its reason: those that are named, or the one
 /// behind the program's own `--device`.
-pub(crate) fn program_features(named: Option<&[String]>, args: &[String]) -> Vec<Feature> {
+fn program_features(named: Option<&[String]>, args: &[String]) -> Vec<Feature> {
     match named {
         Some(features) => {
             features.iter().map(|name| Feature::new(name, "--features names it")).collect()

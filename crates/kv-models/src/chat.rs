@@ -130,8 +130,13 @@ impl ChatTemplate {
 
     /// Whether the template reads the tools that it is given.
     pub fn takes_tools(&self) -> bool {
+        self.reads("tools")
+    }
+
+    /// Whether the template reads a variable, such as `enable_thinking` of Qwen3.
+    pub fn reads(&self, name: &str) -> bool {
         let template = self.environment.get_template(TEMPLATE);
-        template.is_ok_and(|template| template.undeclared_variables(false).contains("tools"))
+        template.is_ok_and(|template| template.undeclared_variables(false).contains(name))
     }
 
     /// Whether the template's text has this part, such as the tag around a call of a tool.

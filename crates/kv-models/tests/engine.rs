@@ -84,15 +84,38 @@ fn run_job(engine: &Engine, job: Job) -> Told {
 struct Plan {
     policy: usize,
     budget: f64,
+    /// The place among [`CONTEXTS`] of the context that it continues.
+    context: Option<usize>,
     first: usize,
     tokens: usize,
     new_tokens: usize,
     temperature: f64,
     penalty: bool,
-    /// After how many tokens it is cancelled.
-    cancelled: Option<usize>,
+    logprobs: Option<usize>,
+    cancelled: Option<Cancelled>,
     /// Milliseconds before it is submitted.
     pause: u64,
+}
+
+/// How a job is cancelled.
+#[derive(Debug, Clone, Copy)]
+enum Cancelled {
+    /// Its listener goes away after so many tokens.
+    ByListener(usize),
+    /// By its number, so many milliseconds after it was submitted.
+    ByHandle(u64),
+}
+
+/// Contexts of a random schedule: policies that leave a document's slots alone.
+const CONTEXTS: [(&str, &str); 3] = [("some", "snapkv"), ("other", "knorm"), ("all", "full")];
+
+/// The configuration of a context's policy.
+fn context_policy(at: usize) -> Value {
+    let mut policy = json!({"policy": CONTEXTS[at].1, "budget": 0.4});
+    if CONTEXTS[at].1 == "knorm" {
+        policy["decode"] = false.into();
+    }
+    policy
 }
 
 const NAMES: [&str; 12] = [
@@ -111,100 +134,175 @@ const NAMES: [&str; 12] = [
 ];
 
 fn plan() -> impl Strategy<Value = Plan> {
+    let cancelled = prop_oneof![
+        (0..6usize).prop_map(Cancelled::ByListener),
+        (0..30u64).prop_map(Cancelled::ByHandle),
+    ];
+    // Few first tokens, so that many prompts begin alike, or with another prompt as a whole.
+    let first = prop_oneof![Just(0usize), Just(64), 0..200usize];
     (
-        (0..NAMES.len(), 0.2..0.9, 0..200usize, 20..160usize, 1..14usize),
+        (0..NAMES.len(), 0.2..0.9, proptest::option::weighted(0.25, 0..CONTEXTS.len())),
+        (first, prop_oneof![Just(40usize), 20..160usize], 1..14usize),
         (prop_oneof![Just(0.0), Just(0.8)], any::<bool>()),
-        (proptest::option::weighted(0.2, 0..6usize), 0..12u64),
+        proptest::option::weighted(0.3, 0..4usize),
+        (proptest::option::weighted(0.3, cancelled), 0..12u64),
     )
-        .prop_map(
-            |((policy, budget, first, tokens, new_tokens), (temperature, penalty), rest)| {
-                let (cancelled, pause) = rest;
-                let penalty = penalty && temperature > 0.0;
-                Plan {
-                    policy,
-                    budget,
-                    first,
-                    tokens,
-                    new_tokens,
-                    temperature,
-                    penalty,
-                    cancelled,
-                    pause,
-                }
-            },
-        )
+        .prop_map(|(kind, prompt, (temperature, penalty), logprobs, (cancelled, pause))| {
+            let ((policy, budget, context), (first, tokens, new_tokens)) = (kind, prompt);
+            let penalty = penalty && temperature > 0.0;
+            Plan {
+                policy,
+                budget,
+                context,
+                first,
+                tokens,
+                new_tokens,
+                temperature,
+                penalty,
+                logprobs,
+                cancelled,
+                pause,
+            }
+        })
 }
 
-/// Random arrivals, cancels, lengths, policies, budgets and samplings: every job gets exactly the
-/// tokens that it gets alone, and all bytes are free in the end.
+impl Plan {
+    fn policy(&self) -> Value {
+        match self.context {
+            Some(at) => context_policy(at),
+            None => json!({"policy": NAMES[self.policy], "budget": self.budget}),
+        }
+    }
+
+    fn request(&self, text: &[u32], seed: u64) -> Request {
+        let tokens = text[self.first..self.first + self.tokens].to_vec();
+        let sampling = Sampling {
+            temperature: self.temperature,
+            top_p: (self.temperature > 0.0).then_some(0.9),
+            repetition_penalty: if self.penalty { 1.3 } else { 1.0 },
+            seed,
+            ..Sampling::default()
+        };
+        let greedy = Request::greedy(tokens, self.new_tokens);
+        Request { sampling, stop_at_end: false, ..greedy }
+    }
+
+    fn job(&self, request: &Request) -> Job {
+        let mut job = Job::new(request.clone(), build(&self.policy()).unwrap());
+        job.context = self.context.map(|at| CONTEXTS[at].0.to_string());
+        job.logprobs = self.logprobs;
+        job
+    }
+
+    /// The tokens of a request that runs alone: on the model, or on an engine without other jobs
+    /// where it continues a context. Seeds draw other tokens after a question that `generate`
+    /// appends.
+    fn alone(&self, model: &Model, engine: &Engine, request: &Request) -> Vec<u32> {
+        match self.context {
+            Some(_) => run_job(engine, Self { logprobs: None, ..self.clone() }.job(request)).tokens,
+            None => {
+                let all = run_requests(model, &self.policy(), std::slice::from_ref(request));
+                all[0].tokens.clone()
+            }
+        }
+    }
+}
+
+/// Compresses the contexts of a random schedule.
+fn compress_all(engine: &Engine, text: &[u32]) {
+    for (at, (name, _)) in CONTEXTS.iter().enumerate() {
+        engine.compress(name, document(text, at), build(&context_policy(at)).unwrap()).unwrap();
+    }
+}
+
+/// The document of a context.
+fn document(text: &[u32], at: usize) -> Vec<u32> {
+    text[at * 30..at * 30 + 120].to_vec()
+}
+
+/// Submits a job of a schedule after its pause.
+fn submit_planned(engine: &Engine, plan: &Plan, job: Job) -> (JobId, Receiver<Update>) {
+    thread::sleep(Duration::from_millis(plan.pause));
+    let (sender, updates) = channel();
+    let mut left = match plan.cancelled {
+        Some(Cancelled::ByListener(count)) => Some(count),
+        _ => None,
+    };
+    let top = plan.logprobs;
+    let listen_on = move |update: Update| {
+        let is_token = matches!(update, Update::Token { .. });
+        if let Update::Token { token: Some(_), logprobs, .. } = &update {
+            assert_eq!(logprobs.as_ref().map(|logprobs| logprobs.top.len()), top);
+        }
+        let _ = sender.send(update);
+        match &mut left {
+            Some(0) => false,
+            Some(left) => {
+                *left -= usize::from(is_token);
+                true
+            }
+            None => true,
+        }
+    };
+    (engine.submit(job, listen_on).unwrap(), updates)
+}
+
+/// Random arrivals, cancels, lengths, policies, budgets, contexts, prefixes, samplings and
+/// log-probabilities: every job gets exactly the tokens that it gets alone, and all bytes are free
+/// in the end.
 #[test]
 fn jobs_that_come_and_go_get_what_they_get_alone() {
+    const PREFIXES: usize = 4 << 20;
     for tested in devices() {
         let model = embedded_in_f32(&tested);
         let text = prompts(&model).concat().repeat(4);
+        let quiet = engine(&tested.device, EngineOptions { rows: 1, ..small() });
+        compress_all(&quiet, &text);
         let cases = if tested.name == "cpu" { 24 } else { 3 };
         let mut runner = TestRunner::new(Config { cases, ..Config::default() });
-        let schedule = (proptest::collection::vec(plan(), 2..9), 1..5usize, 1..4usize, 0.0..0.9f64);
-        let ran = runner.run(&schedule, |(plans, rows, groups, prefill_share)| {
-            let options = EngineOptions { rows, groups, prefill_share, ..small() };
+        let options = (1..5usize, 1..4usize, 0.0..0.9f64, any::<bool>());
+        let schedule = (proptest::collection::vec(plan(), 2..9), options);
+        let ran = runner.run(&schedule, |(plans, (rows, groups, prefill_share, shares))| {
+            let prefix_bytes = if shares { PREFIXES } else { 0 };
+            let options = EngineOptions { rows, groups, prefill_share, prefix_bytes, ..small() };
             let engine = engine(&tested.device, options);
-            let jobs: Vec<(Value, Request)> = plans
-                .iter()
-                .enumerate()
-                .map(|(index, plan)| {
-                    let tokens = text[plan.first..plan.first + plan.tokens].to_vec();
-                    let sampling = Sampling {
-                        temperature: plan.temperature,
-                        top_p: (plan.temperature > 0.0).then_some(0.9),
-                        repetition_penalty: if plan.penalty { 1.3 } else { 1.0 },
-                        seed: index as u64 + 3,
-                        ..Sampling::default()
-                    };
-                    let greedy = Request::greedy(tokens, plan.new_tokens);
-                    let policy = json!({"policy": NAMES[plan.policy], "budget": plan.budget});
-                    (policy, Request { sampling, stop_at_end: false, ..greedy })
-                })
-                .collect();
+            compress_all(&engine, &text);
+            let requests: Vec<Request> =
+                plans.iter().zip(3..).map(|(plan, seed)| plan.request(&text, seed)).collect();
             let listeners: Vec<_> = plans
                 .iter()
-                .zip(&jobs)
-                .map(|(plan, (policy, request))| {
-                    thread::sleep(Duration::from_millis(plan.pause));
-                    let (sender, updates) = channel();
-                    let mut left = plan.cancelled;
-                    let job = Job::new(request.clone(), build(policy).unwrap());
-                    let listen_on = move |update: Update| {
-                        let is_token = matches!(update, Update::Token { .. });
-                        let _ = sender.send(update);
-                        match &mut left {
-                            Some(0) => false,
-                            Some(left) => {
-                                *left -= usize::from(is_token);
-                                true
-                            }
-                            None => true,
-                        }
-                    };
-                    engine.submit(job, listen_on).unwrap();
+                .zip(&requests)
+                .map(|(plan, request)| {
+                    let (id, updates) = submit_planned(&engine, plan, plan.job(request));
+                    if let Some(Cancelled::ByHandle(after)) = plan.cancelled {
+                        let engine = engine.clone();
+                        thread::spawn(move || {
+                            thread::sleep(Duration::from_millis(after));
+                            engine.cancel(id);
+                        });
+                    }
                     updates
                 })
                 .collect();
-            for ((plan, (policy, request)), updates) in plans.iter().zip(&jobs).zip(&listeners) {
-                let told = listen(updates);
+            for ((plan, request), updates) in plans.iter().zip(&requests).zip(&listeners) {
+                let (told, policy) = (listen(updates), plan.policy());
                 prop_assert!(told.failed.is_none(), "{policy}: {:?}", told.failed);
-                let alone = run_requests(&model, policy, std::slice::from_ref(request));
-                let expected = &alone[0].tokens;
-                match plan.cancelled {
-                    None => {
-                        prop_assert_eq!(&told.tokens, expected, "{} {}", policy, tested.name);
-                        prop_assert_eq!(told.ended.unwrap().finish, Finish::Length);
+                let expected = plan.alone(&model, &quiet, request);
+                let finish = told.ended.unwrap().finish;
+                match (plan.cancelled, finish) {
+                    (None, _) | (Some(Cancelled::ByHandle(_)), Finish::Length) => {
+                        prop_assert_eq!(&told.tokens, &expected, "{} {}", policy, tested.name);
+                        prop_assert_eq!(finish, Finish::Length);
                     }
-                    Some(_) => prop_assert!(expected.starts_with(&told.tokens), "{policy}"),
+                    (Some(_), _) => prop_assert!(expected.starts_with(&told.tokens), "{policy}"),
                 }
             }
+            CONTEXTS.iter().for_each(|(name, _)| engine.forget(name).unwrap());
             prop_assert_eq!(engine.shut_down(Duration::from_secs(60)).unwrap(), 0);
             let load = engine.load();
-            prop_assert_eq!((load.bytes, load.running, load.waiting), (0, 0, 0));
+            prop_assert_eq!((load.jobs.len(), load.running, load.waiting), (0, 0, 0));
+            // Prompts are kept for those to come.
+            prop_assert!(load.bytes <= prefix_bytes, "{load:?}");
             Ok(())
         });
         ran.unwrap_or_else(|error| panic!("{}: {error}", tested.name));

@@ -3,14 +3,17 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::available_parallelism;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kv_models::{ChatTemplate, Engine, JobId, Tokenizer};
+use tokio::sync::Semaphore;
 
 use crate::error::{ApiError, Result};
 use crate::metrics::Metrics;
 use crate::policies::Policies;
 use crate::shapers::Grammars;
+use crate::tokens::longest_token;
 
 /// The template of models without one: the messages, one a line. The embedded `needle-1m` is such a
 /// model.
@@ -36,8 +39,13 @@ pub struct Settings {
     pub max_choices: usize,
     /// The largest body, in bytes.
     pub max_body: usize,
+    /// The most connections that are open at once.
+    pub max_connections: usize,
     /// The most time of a request.
     pub request_timeout: Duration,
+    /// The most time that a client takes to send a request's head, and its body, and in which it
+    /// takes none of an answer's bytes.
+    pub client_timeout: Duration,
     /// The time that running requests have to end when the server does.
     pub drain_timeout: Duration,
 }
@@ -56,6 +64,10 @@ pub(crate) struct App {
     /// The API's names of the jobs that are in the engine.
     requests: Mutex<BTreeMap<JobId, String>>,
     draining: AtomicBool,
+    /// A permit for each request that is read at once.
+    pub(crate) readers: Arc<Semaphore>,
+    /// The most bytes of text that a token covers, where that is known.
+    longest_token: Option<usize>,
     /// When the server started, in seconds of Unix time.
     pub(crate) started: u64,
 }
@@ -82,6 +94,8 @@ impl App {
             grammars,
             requests: Mutex::default(),
             draining: AtomicBool::new(false),
+            readers: Arc::new(Semaphore::new(available_parallelism().map_or(1, usize::from))),
+            longest_token: card.tokenizer.as_ref().and_then(longest_token),
             started: now(),
             engine,
             settings,
@@ -103,6 +117,24 @@ impl App {
                  `--tokenizer FILE`",
             )
         })
+    }
+
+    /// The tokens of a text, which comes from the field `param`.
+    ///
+    /// # Errors
+    /// A model without a tokenizer, and a text whose bytes alone show that it does not fit into the
+    /// model's positions: the tokens of a long text take seconds.
+    pub(crate) fn encode(&self, param: &str, text: &str, special: bool) -> Result<Vec<u32>> {
+        let (tokenizer, positions) = (self.tokenizer()?, self.positions());
+        let least = self.longest_token.map_or(0, |longest| text.len().div_ceil(longest));
+        if least >= positions {
+            let message = format!(
+                "{} bytes of text are at least {least} tokens, the model has {positions} positions",
+                text.len()
+            );
+            return Err(ApiError::too_long(param, message));
+        }
+        Ok(tokenizer.encode(text, special)?)
     }
 
     /// The chat template.

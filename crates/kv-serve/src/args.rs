@@ -54,7 +54,7 @@ pub struct Args {
     #[arg(long, default_value_t = 16, value_parser = positive)]
     pub rows: usize,
     /// The most requests that wait; beyond them the answer is 429
-    #[arg(long, default_value_t = 256)]
+    #[arg(long, default_value_t = 256, value_parser = positive)]
     pub queue: usize,
     /// Memory for the caches of requests, such as 4GiB
     #[arg(long, default_value = "4GiB", value_name = "SIZE")]
@@ -96,11 +96,19 @@ pub struct Args {
     /// The largest body of a request
     #[arg(long, default_value = "16MiB", value_name = "SIZE")]
     pub max_body: ByteSize,
+    /// The most connections that are open at once; further clients wait
+    #[arg(long, default_value_t = 16384, value_parser = positive)]
+    pub max_connections: usize,
     /// The most time of a request, in the queue and until its last token
     #[arg(long, default_value = "10min", value_parser = humantime::parse_duration)]
     #[arg(value_name = "TIME")]
     pub request_timeout: Duration,
-    /// The time that running requests have to end behind SIGTERM or Ctrl-C
+    /// The most time that a client takes to send a request's head, and its body, and in which it
+    /// takes none of its answer's bytes
+    #[arg(long, default_value = "60s", value_parser = humantime::parse_duration)]
+    #[arg(value_name = "TIME")]
+    pub client_timeout: Duration,
+    /// The time that running requests have to end after SIGTERM or Ctrl-C
     #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
     #[arg(value_name = "TIME")]
     pub drain_timeout: Duration,
@@ -156,6 +164,8 @@ mod tests {
         assert_eq!(parsed.request_timeout, Duration::from_secs(2));
         for (line, part) in [
             ("kv-serve --rows 0", "at least 1"),
+            ("kv-serve --queue 0", "at least 1"),
+            ("kv-serve --max-connections 0", "at least 1"),
             ("kv-serve --budget 1.5", "at most 1"),
             ("kv-serve --prefill-share 1", "0.95"),
             ("kv-serve --host nowhere", "invalid"),

@@ -1,8 +1,11 @@
 //! Errors as OpenAI's clients read them.
 
+use std::time::Duration;
+
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, extract::rejection::BytesRejection};
+use kv_core::Error as CacheError;
 use kv_models::{JobError, ModelError};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -93,6 +96,12 @@ impl ApiError {
     }
 
     /// A request that took longer than the operator allows.
+    pub(crate) fn too_slow(patience: Duration) -> Self {
+        let patience = humantime::format_duration(patience);
+        Self::timeout(format!("the request took longer than {patience}"))
+    }
+
+    /// A request that took longer than the operator allows, or a body that came too slowly.
     pub(crate) fn timeout(message: impl Into<String>) -> Self {
         Self::new(StatusCode::REQUEST_TIMEOUT, "timeout_error", message).code("timeout")
     }
@@ -176,6 +185,10 @@ impl From<JobError> for ApiError {
                 .status(StatusCode::CONFLICT)
                 .about("name")
                 .code("context_exists"),
+            JobError::ForeignFile { .. } => Self::bad_request(message)
+                .status(StatusCode::CONFLICT)
+                .about("name")
+                .code("context_file_exists"),
             JobError::ContextName { .. } => Self::invalid("name", message),
             JobError::ContextPolicy { .. } => Self::invalid("kv.policy", message),
             JobError::NoContextFolder => Self::unsupported("name", message),
@@ -201,6 +214,7 @@ impl From<ModelError> for ApiError {
             ModelError::ChatTemplate { .. } | ModelError::MissingChatTemplate { .. } => {
                 Self::invalid("messages", message)
             }
+            ModelError::Cache(CacheError::Io { .. }) => Self::internal(message),
             // What a request's policy cannot do with its prompt, or with this model.
             ModelError::Policy(_)
             | ModelError::Cache(_)

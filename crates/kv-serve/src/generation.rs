@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use kv_models::{Ended, Finish, Job, JobId, Started, TokenLogprobs, Update};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::task::JoinSet;
 
 use crate::app::App;
 use crate::error::{ApiError, Result};
@@ -39,10 +40,12 @@ pub(crate) struct Generation {
     last: Vec<Option<Instant>>,
     /// Tokens of each choice's prompt.
     prompts: Vec<usize>,
+    /// Cancels the jobs at the request's deadline, whether anybody reads its answer or not.
+    deadline: JoinSet<()>,
 }
 
 impl Generation {
-    /// Submits a request's jobs, `choices` for each prompt.
+    /// Submits the jobs of a request that began at `begun`, `choices` for each prompt.
     ///
     /// # Errors
     /// The first error; the other jobs are cancelled.
@@ -51,6 +54,7 @@ impl Generation {
         id: String,
         jobs: Vec<Job>,
         choices: usize,
+        begun: Instant,
     ) -> Result<Self> {
         if app.is_draining() {
             return Err(ApiError::unavailable("the server is shutting down"));
@@ -67,9 +71,10 @@ impl Generation {
             open: (0..count).collect(),
             choices,
             usage: Usage::default(),
-            begun: Instant::now(),
+            begun,
             last: vec![None; count],
             prompts: vec![0; count],
+            deadline: JoinSet::new(),
         };
         for (choice, job) in jobs.into_iter().enumerate() {
             let sender = sender.clone();
@@ -78,6 +83,12 @@ impl Generation {
             app.requests().insert(job, generation.id.clone());
             generation.jobs.push(job);
         }
+        let (engine, jobs) = (app.engine.clone(), generation.jobs.clone());
+        let deadline = begun + app.settings.request_timeout;
+        generation.deadline.spawn(async move {
+            tokio::time::sleep_until(deadline.into()).await;
+            jobs.into_iter().for_each(|job| engine.cancel(job));
+        });
         Ok(generation)
     }
 
@@ -107,10 +118,7 @@ impl Generation {
         }
         let patience = self.app.settings.request_timeout;
         let update = tokio::time::timeout_at((self.begun + patience).into(), self.updates.recv());
-        let Ok(update) = update.await else {
-            let patience = humantime::format_duration(patience);
-            return Err(ApiError::timeout(format!("the request took longer than {patience}")));
-        };
+        let Ok(update) = update.await else { return Err(ApiError::too_slow(patience)) };
         let Some((choice, update)) = update else {
             return Err(ApiError::internal("the engine has stopped"));
         };
@@ -152,6 +160,10 @@ impl Generation {
         self.app.requests().remove(&self.jobs[choice]);
         if ended.finish == Finish::Cancelled {
             // Nobody but the server cancels a job whose request is here.
+            let patience = self.app.settings.request_timeout;
+            if self.begun.elapsed() >= patience {
+                return Err(ApiError::too_slow(patience));
+            }
             return Err(ApiError::unavailable("the server is shutting down"));
         }
         self.usage.completion_tokens += ended.tokens;

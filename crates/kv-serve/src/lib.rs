@@ -3,6 +3,7 @@
 mod api;
 mod app;
 mod args;
+mod connections;
 mod error;
 mod generation;
 mod metrics;
@@ -13,6 +14,7 @@ mod run;
 mod server;
 mod shapers;
 mod sse;
+mod tokens;
 
 pub use api::router;
 pub use app::Settings;

@@ -9,7 +9,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
@@ -19,6 +19,7 @@ const PREFIX: &str = "kv_serve";
 /// What the server counts by itself, and what it reads of the engine.
 pub(crate) struct Metrics {
     registry: Registry,
+    connections: Gauge,
     answers: Family<Answer, Counter>,
     first_token: Histogram,
     between_tokens: Histogram,
@@ -43,6 +44,8 @@ impl Metrics {
             (Family::<Answer, Counter>::default(), Counter::default(), Counter::default());
         let mut all = Registry::default();
         let registry = all.sub_registry_with_prefix(PREFIX);
+        let connections = Gauge::default();
+        registry.register("connections", "Connections that are open", connections.clone());
         registry.register("http_responses", "Answers by route and status", answers.clone());
         let help = "Seconds from a request to its first token";
         registry.register("time_to_first_token_seconds", help, first_token.clone());
@@ -54,7 +57,17 @@ impl Metrics {
         registry.register("kv_tokens_kept", help, kept.clone());
         registry.register("kv_tokens_seen", "Tokens of requests that have ended", seen.clone());
         all.register_collector(Box::new(OfEngine(engine)));
-        Self { registry: all, answers, first_token, between_tokens, whole, kept, seen }
+        Self { registry: all, connections, answers, first_token, between_tokens, whole, kept, seen }
+    }
+
+    /// A connection was opened.
+    pub(crate) fn opened(&self) {
+        self.connections.inc();
+    }
+
+    /// A connection was closed.
+    pub(crate) fn closed(&self) {
+        self.connections.dec();
     }
 
     /// An answer was sent.
@@ -101,7 +114,7 @@ impl Collector for OfEngine {
             let gauge = ConstGauge::new(value);
             gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)
         };
-        for (name, help, value) in gauges(&load) {
+        for (name, help, value) in gauges(&self.0, &load) {
             gauge(&format!("{PREFIX}_{name}"), help, value)?;
         }
         for (name, help, value) in gateway(&load) {
@@ -117,15 +130,24 @@ impl Collector for OfEngine {
 }
 
 /// Names, words and values of gauges.
-fn gauges(load: &Load) -> Vec<(&'static str, &'static str, f64)> {
-    let share = share(load);
+fn gauges(engine: &Engine, load: &Load) -> Vec<(&'static str, &'static str, f64)> {
+    let (share, options) = (share(load), engine.options());
     let full: usize = load.jobs.iter().map(|job| job.held.full_bytes).sum();
+    let live: usize = load.jobs.iter().map(|job| job.held.live_bytes).sum();
     vec![
+        ("rows_limit", "Requests that may decode at once", options.rows as f64),
+        ("queue_limit", "Requests that may wait", options.queue as f64),
         ("requests_waiting", "Requests in the queue", load.waiting as f64),
         ("requests_prefilling", "Requests that prefill", load.prefilling as f64),
         ("requests_running", "Requests that decode", load.running as f64),
-        ("kv_bytes", "Bytes that caches hold", load.bytes as f64),
+        ("kv_bytes", "Bytes reserved for running requests, and of contexts", load.bytes as f64),
         ("kv_bytes_limit", "Bytes that caches may hold", load.most_bytes as f64),
+        ("kv_live_bytes", "Bytes of the slots that running requests have filled", live as f64),
+        (
+            "kv_allocated_bytes",
+            "Bytes of the arenas that requests are given slots of, and of contexts",
+            load.allocated as f64,
+        ),
         ("kv_full_bytes", "Bytes that full caches of the running requests would hold", full as f64),
         ("kv_use_ratio", "Share of the caches' bytes that is in use", share),
     ]

@@ -12,6 +12,9 @@ use crate::args::Args;
 use crate::policies::Policies;
 use crate::server;
 
+/// Files that the process opens besides connections: the model's, the device's, saved contexts.
+const OTHER_FILES: u64 = 128;
+
 /// Loads the model and serves it until SIGTERM or Ctrl-C.
 ///
 /// # Errors
@@ -19,7 +22,7 @@ use crate::server;
 pub async fn run(args: &Args) -> Result<()> {
     let settings = settings(args)?;
     // Before the model is loaded, which takes long: a port that is taken is known at once.
-    let listener = server::listen(SocketAddr::new(args.host, args.port)).await?;
+    let listener = server::listen(SocketAddr::new(args.host, args.port))?;
     let address = listener.local_addr()?;
     tracing::info!("loading {}", args.model);
     let own = args.clone();
@@ -51,7 +54,9 @@ pub fn settings(args: &Args) -> Result<Settings> {
         max_tokens: args.max_tokens,
         max_choices: args.max_choices,
         max_body: usize::try_from(args.max_body.as_u64()).context("--max-body")?,
+        max_connections: room_for(args.max_connections),
         request_timeout: args.request_timeout,
+        client_timeout: args.client_timeout,
         drain_timeout: args.drain_timeout,
     })
 }
@@ -83,6 +88,30 @@ pub fn engine(args: &Args) -> Result<Engine> {
         Ok(model)
     };
     Ok(Engine::start(load, options)?)
+}
+
+/// Lets the process open as many files as its connections need. Returns how many connections it can
+/// have.
+fn room_for(connections: usize) -> usize {
+    let needed = u64::try_from(connections).unwrap_or(u64::MAX).saturating_add(OTHER_FILES);
+    match rlimit::increase_nofile_limit(needed) {
+        Ok(files) if files < needed => {
+            let room = files.saturating_sub(OTHER_FILES).max(1);
+            tracing::warn!(
+                "{room} connections at once, not {connections}: this process may open {files} \
+                 files, and not {needed}"
+            );
+            usize::try_from(room).unwrap_or(connections)
+        }
+        Ok(_) => {
+            tracing::info!("{connections} connections at once");
+            connections
+        }
+        Err(error) => {
+            tracing::warn!("the limit of open files could not be raised: {error}");
+            connections
+        }
+    }
 }
 
 fn template(path: &Path) -> Result<ChatTemplate> {

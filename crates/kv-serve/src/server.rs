@@ -1,27 +1,39 @@
 //! Listening, and ending in order.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use kv_models::Engine;
-use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::net::{TcpListener, TcpSocket};
 
-use crate::api::routes_of;
 use crate::app::{App, Settings};
+use crate::connections::Connections;
+
+/// Connections that the system keeps until they are taken; it may keep fewer. With too few, clients
+/// that come all at once try again after a second.
+const BACKLOG: u32 = 4096;
 
 /// The time that answers have to reach their clients once all jobs have ended.
 const LAST_BYTES: Duration = Duration::from_secs(5);
 
-/// Listens on an address.
+/// Listens on an address, within a runtime of tokio.
 ///
 /// # Errors
 /// An address that is taken, or not this machine's.
-pub async fn listen(address: SocketAddr) -> Result<TcpListener> {
-    TcpListener::bind(address).await.map_err(|error| {
-        let taken = error.kind() == std::io::ErrorKind::AddrInUse;
+pub fn listen(address: SocketAddr) -> Result<TcpListener> {
+    let bound = || {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        // A port is free again as soon as its server has ended, but for Windows, where this would
+        // let two servers share it.
+        socket.set_reuseaddr(cfg!(unix))?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    bound().map_err(|error: io::Error| {
+        let taken = error.kind() == io::ErrorKind::AddrInUse;
         let hint = "; another program listens there: end it, or choose another `--port`";
         let hint = if taken { hint } else { "" };
         anyhow::anyhow!("cannot listen on {address}: {error}{hint}")
@@ -32,48 +44,37 @@ pub async fn listen(address: SocketAddr) -> Result<TcpListener> {
 /// settings' `drain_timeout` to end.
 ///
 /// # Errors
-/// A listener that fails.
+/// A task that fails.
 pub async fn serve(
-    listener: TcpListener,
+    mut listener: TcpListener,
     engine: Engine,
     settings: Settings,
-    end: impl Future<Output = ()> + Send + 'static,
+    end: impl Future<Output = ()>,
 ) -> Result<()> {
     let patience = settings.drain_timeout;
     let app = Arc::new(App::new(engine.clone(), settings));
-    let (ending, mut ended) = watch::channel(false);
-    let draining = Arc::clone(&app);
-    let mut drain = tokio::spawn(async move {
-        end.await;
-        tracing::info!("ending: running requests have {patience:?}");
-        draining.drain();
-        let _ = ending.send(true);
-        let done = tokio::task::spawn_blocking(move || engine.shut_down(patience)).await;
-        match done {
-            Ok(Ok(0)) => tracing::info!("all requests have ended"),
-            Ok(Ok(count)) => tracing::warn!("{count} requests were cancelled"),
-            Ok(Err(error)) => tracing::warn!("{error}"),
-            Err(error) => tracing::warn!("{error}"),
+    let connections = Connections::new(&app);
+    let mut end = std::pin::pin!(end);
+    loop {
+        tokio::select! {
+            () = connections.serve_next(&mut listener) => {}
+            () = &mut end => break,
         }
-    });
-    let server = axum::serve(listener, routes_of(app)).with_graceful_shutdown(async move {
-        // The sender lives as long as the task, which ends behind the server.
-        let _ = ended.wait_for(|ended| *ended).await;
-    });
-    let mut serving = std::pin::pin!(server.into_future());
-    tokio::select! {
-        served = &mut serving => {
-            served.context("serving")?;
-            drain.await.context("ending")?;
-        }
-        drained = &mut drain => {
-            drained.context("ending")?;
-            // Clients that do not read their answers hold nobody up for longer.
-            match tokio::time::timeout(LAST_BYTES, serving).await {
-                Ok(served) => served.context("serving")?,
-                Err(_) => tracing::warn!("some clients have not read their answers"),
-            }
-        }
+    }
+    drop(listener);
+    tracing::info!("ending: running requests have {patience:?}");
+    app.drain();
+    let answered = tokio::spawn(connections.end());
+    match tokio::task::spawn_blocking(move || engine.shut_down(patience)).await {
+        Ok(Ok(0)) => tracing::info!("all requests have ended"),
+        Ok(Ok(count)) => tracing::warn!("{count} requests were cancelled"),
+        Ok(Err(error)) => tracing::warn!("{error}"),
+        Err(error) => tracing::warn!("{error}"),
+    }
+    // Clients that do not read their answers hold nobody up for longer.
+    match tokio::time::timeout(LAST_BYTES, answered).await {
+        Ok(answered) => answered.context("ending")?,
+        Err(_) => tracing::warn!("some clients have not read their answers"),
     }
     Ok(())
 }

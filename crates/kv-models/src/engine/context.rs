@@ -5,12 +5,14 @@
 //! the document's slots by the first question.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+use std::{fs, io};
 
 use kv_core::LayerCache;
 use kv_parallel::ParallelError;
 use serde::{Deserialize, Serialize};
+use tempfile::NamedTempFile;
 
 use super::group::{bytes_of, held_of};
 use super::job::{Held, JobError};
@@ -45,7 +47,51 @@ pub(super) struct Contexts<'a> {
 struct Context<'a> {
     session: Session<'a>,
     tokens: Vec<u32>,
-    is_saved: bool,
+    /// The files of a saved context, as they were written.
+    files: Option<[Stamp; 2]>,
+}
+
+/// By which a file that was written is known again.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Stamp {
+    bytes: u64,
+    changed: SystemTime,
+}
+
+impl Stamp {
+    fn of(path: &Path) -> io::Result<Self> {
+        let data = fs::symlink_metadata(path)?;
+        Ok(Self { bytes: data.len(), changed: data.modified()? })
+    }
+}
+
+/// The files of a context: the one that names it, and its cache.
+struct Files {
+    names: PathBuf,
+    cache: PathBuf,
+}
+
+impl Files {
+    /// What the files are now.
+    fn stamps(&self) -> Result<[Stamp; 2], JobError> {
+        let of = |path: &PathBuf| Stamp::of(path).map_err(|error| failed(path, error));
+        Ok([of(&self.names)?, of(&self.cache)?])
+    }
+
+    /// Refuses files that this engine did not write, or that were changed since.
+    fn check(&self, written: Option<[Stamp; 2]>) -> Result<(), JobError> {
+        for (at, path) in [&self.names, &self.cache].into_iter().enumerate() {
+            match Stamp::of(path) {
+                Ok(stamp) if written.is_none_or(|written| written[at] != stamp) => {
+                    return Err(JobError::ForeignFile { path: path.clone() });
+                }
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(failed(path, error)),
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What a file beside a saved cache says of it.
@@ -92,7 +138,7 @@ impl<'a> Contexts<'a> {
     }
 
     fn read(&self, model: &'a Model, name: &str, path: &Path) -> Result<Context<'a>, JobError> {
-        let text = fs::read_to_string(path).map_err(|error| io(path, error))?;
+        let text = fs::read_to_string(path).map_err(|error| failed(path, error))?;
         let saved: Saved = serde_json::from_str(&text).map_err(|error| {
             let (file, reason) = (path.display().to_string(), error.to_string());
             JobError::from(ModelError::InvalidJson { file, reason })
@@ -100,7 +146,8 @@ impl<'a> Contexts<'a> {
         let policy = kv_policies::build(&saved.policy).map_err(ModelError::from)?;
         let session = Session::restore(model, policy, &path.with_extension("cache"))?;
         self.check(name, bytes_of(session.cache()))?;
-        Ok(Context { session, tokens: saved.tokens, is_saved: true })
+        let files = Files { names: path.into(), cache: path.with_extension("cache") };
+        Ok(Context { session, tokens: saved.tokens, files: Some(files.stamps()?) })
     }
 
     /// Checks that a context may get a name and has room.
@@ -137,7 +184,7 @@ impl<'a> Contexts<'a> {
     ) -> Result<ContextInfo, JobError> {
         session.resize(0)?;
         self.check(name, bytes_of(session.cache()))?;
-        let context = Context { session, tokens, is_saved: false };
+        let context = Context { session, tokens, files: None };
         let info = context.info(name);
         self.all.insert(name.to_string(), context);
         Ok(info)
@@ -179,48 +226,60 @@ impl<'a> Contexts<'a> {
     /// Drops a context and its files.
     ///
     /// # Errors
-    /// [`JobError::UnknownContext`].
+    /// [`JobError::UnknownContext`], and [`JobError::ForeignFile`] where others have changed its
+    /// files, which drops nothing.
     pub(super) fn forget(&mut self, name: &str) -> Result<(), JobError> {
-        let unknown = self.unknown(name);
-        let context = self.all.remove(name).ok_or(unknown)?;
-        if let Some(path) = self.path(name).filter(|_| context.is_saved) {
-            for path in [path.clone(), path.with_extension("cache")] {
-                fs::remove_file(&path).map_err(|error| io(&path, error))?;
+        let context = self.all.get(name).ok_or_else(|| self.unknown(name))?;
+        if let (Some(files), Some(written)) = (self.files(name), context.files) {
+            files.check(Some(written))?;
+            for path in [&files.names, &files.cache] {
+                match fs::remove_file(path) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                        return Err(failed(path, error));
+                    }
+                    _ => {}
+                }
             }
         }
+        self.all.remove(name);
         Ok(())
     }
 
-    /// Saves a context to the folder. The file that names it is written last, so that a stopped
-    /// engine leaves no half context.
+    /// Saves a context to the folder. Both files are whole before they get their names, and the one
+    /// that names the context gets its name last, so that a stopped engine or a full disk leaves no
+    /// half context.
     ///
     /// # Errors
-    /// [`JobError::UnknownContext`], [`JobError::NoContextFolder`], [`JobError::Model`].
+    /// [`JobError::UnknownContext`], [`JobError::NoContextFolder`], [`JobError::ForeignFile`],
+    /// [`JobError::Model`].
     pub(super) fn save(&mut self, name: &str) -> Result<PathBuf, JobError> {
-        let unknown = self.unknown(name);
-        let path = self.path(name);
+        let (unknown, files) = (self.unknown(name), self.files(name));
         let context = self.all.get_mut(name).ok_or(unknown)?;
-        let path = path.ok_or(JobError::NoContextFolder)?;
-        let cache = path.with_extension("cache");
-        if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder).map_err(|error| io(folder, error))?;
-        }
-        // Written whole before it takes the place of an earlier one.
-        let new = path.with_extension("cache-half");
-        context.session.save(&new)?;
-        fs::rename(&new, &cache).map_err(|error| io(&cache, error))?;
+        let (Some(files), Some(folder)) = (files, &self.folder) else {
+            return Err(JobError::NoContextFolder);
+        };
+        fs::create_dir_all(folder).map_err(|error| failed(folder, error))?;
+        files.check(context.files)?;
+        let begun = || {
+            let begun = tempfile::Builder::new().prefix(".context-").tempfile_in(folder);
+            begun.map(NamedTempFile::into_temp_path).map_err(|error| failed(folder, error))
+        };
+        let (cache, names) = (begun()?, begun()?);
+        context.session.save(&cache)?;
         let policy = context.session.policy().config();
         let saved = serde_json::json!(Saved { tokens: context.tokens.clone(), policy });
-        let half = path.with_extension("half");
-        fs::write(&half, saved.to_string()).map_err(|error| io(&half, error))?;
-        fs::rename(&half, &path).map_err(|error| io(&path, error))?;
-        context.is_saved = true;
-        Ok(path)
+        fs::write(&names, saved.to_string()).map_err(|error| failed(&files.names, error))?;
+        for (whole, path) in [(cache, &files.cache), (names, &files.names)] {
+            whole.persist(path).map_err(|error| failed(path, error.error))?;
+        }
+        context.files = Some(files.stamps()?);
+        Ok(files.names)
     }
 
-    fn path(&self, name: &str) -> Option<PathBuf> {
+    fn files(&self, name: &str) -> Option<Files> {
         // Not `with_extension`: a name may have dots.
-        self.folder.as_ref().map(|folder| folder.join(format!("{name}.json")))
+        let path = |kind| self.folder.as_ref().map(|folder| folder.join(format!("{name}.{kind}")));
+        Some(Files { names: path("json")?, cache: path("cache")? })
     }
 
     pub(super) fn unknown(&self, name: &str) -> JobError {
@@ -240,7 +299,7 @@ impl Context<'_> {
             policy: self.session.policy().config(),
             tokens: self.tokens.len(),
             held: held_of(self.session.cache(), 0),
-            is_saved: self.is_saved,
+            is_saved: self.files.is_some(),
         }
     }
 }
@@ -253,6 +312,6 @@ impl Session<'_> {
     }
 }
 
-fn io(path: &Path, source: std::io::Error) -> JobError {
+fn failed(path: &Path, source: io::Error) -> JobError {
     ModelError::Io { path: path.into(), source }.into()
 }

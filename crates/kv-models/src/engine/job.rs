@@ -1,6 +1,7 @@
 //! Requests to an engine, and the updates that it sends for them.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -187,6 +188,15 @@ pub enum JobError {
     ContextPolicy {
         /// The policy.
         policy: String,
+    },
+    /// A file of a context's name that the engine did not write, or that was changed since.
+    #[error(
+        "`{path}` is there already, and is not what this engine saved; move it away, or choose \
+         another name"
+    )]
+    ForeignFile {
+        /// The file.
+        path: PathBuf,
     },
     /// The engine has no folder to save contexts to.
     #[error("contexts cannot be saved: the engine was started without a folder for them")]

@@ -285,7 +285,8 @@ impl Engine {
     /// Drops a context, and its file. Jobs that have started on it go on.
     ///
     /// # Errors
-    /// [`JobError::UnknownContext`].
+    /// [`JobError::UnknownContext`], [`JobError::ForeignFile`] for files that others have changed,
+    /// and [`JobError::Model`] where a file cannot be removed.
     pub fn forget(&self, name: &str) -> std::result::Result<(), JobError> {
         let name = name.to_string();
         self.ask(|reply| Command::Forget { name, reply })?
@@ -294,7 +295,9 @@ impl Engine {
     /// Saves a context to the engine's folder of contexts, from where later engines load it.
     ///
     /// # Errors
-    /// [`JobError::UnknownContext`], and [`JobError::Model`] where the file cannot be written.
+    /// [`JobError::UnknownContext`], [`JobError::ForeignFile`] for files that others have written,
+    /// and [`JobError::Model`] where a file cannot be written. Files that were saved before stay as
+    /// they are then.
     pub fn save(&self, name: &str) -> std::result::Result<PathBuf, JobError> {
         let name = name.to_string();
         self.ask(|reply| Command::Save { name, reply })?

@@ -11,6 +11,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use kv_core::MemoryReport;
 use kv_parallel::ParallelError;
 use kv_policies::Policy;
 
@@ -298,12 +299,12 @@ impl<'a> Worker<'a> {
                     fits,
                 })
             }
-            Waiting::Context { name, policy, .. } => {
+            Waiting::Context { name, tokens, policy, .. } => {
                 let capabilities = policy.capabilities();
                 if capabilities.changes_decode || capabilities.renumbers {
                     return Err(JobError::ContextPolicy { policy: policy.name().into() });
                 }
-                self.contexts.check(name, 0)
+                self.contexts.check(name, least_bytes(self.model, &**policy, tokens.len()))
             }
         }
     }
@@ -595,6 +596,21 @@ impl<'a> Worker<'a> {
         };
         *self.state.load.lock().unwrap_or_else(PoisonError::into_inner) = load;
     }
+}
+
+/// Bytes of keys, values and positions that a policy keeps of a document, as far as its budget tells
+/// before the document is computed.
+fn least_bytes(model: &Model, policy: &dyn Policy, tokens: usize) -> usize {
+    let kept = match policy.budget() {
+        Some(budget) => budget.resolve(tokens),
+        None if policy.name() == "full" => tokens,
+        None => 0,
+    };
+    let (config, dtype) = (model.config(), model.llama().dtype());
+    let heads = config.num_layers * config.num_kv_heads;
+    let slots =
+        MemoryReport::full(kept, config.num_layers, config.num_kv_heads, config.head_dim, dtype);
+    slots + kept * heads * size_of::<i32>()
 }
 
 /// Tells a job that found no row that it is cancelled.

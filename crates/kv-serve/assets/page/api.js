@@ -9,13 +9,15 @@ async function failure(response) {
   }
 }
 
-/** A request; throws an `Error` with the server's words. */
+/** A request; throws an `Error` with the server's words and the answer's `status`. */
 async function send(path, options = {}) {
   const headers = { ...options.headers };
   const key = document.querySelector("#key").value;
   if (key) headers.authorization = `Bearer ${key}`;
   const response = await fetch(path, { ...options, headers });
-  if (!response.ok) throw new Error(await failure(response));
+  if (!response.ok) {
+    throw Object.assign(new Error(await failure(response)), { status: response.status });
+  }
   return response;
 }
 

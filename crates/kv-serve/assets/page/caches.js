@@ -7,6 +7,8 @@ const find = (selector) => document.querySelector(selector);
 
 /** The job whose picture is shown. */
 let shown = null;
+/** Whether that job may still run, so that its picture changes. */
+let runs = false;
 /** The last picture of the shown job, drawn again when the colours change. */
 let last = null;
 
@@ -20,10 +22,16 @@ export function bytes(count) {
   return `${count.toFixed(count < 10 && unit > 0 ? 1 : 0)} ${units[unit]}`;
 }
 
-/** Shows the picture of a job as long as it runs, and its last one behind its end. */
+/** Shows the picture of a job as long as it runs, and its last one after its end. */
 export function follow(job) {
   shown = job;
+  runs = true;
   picture();
+}
+
+/** Asks no more for the picture of a job that has ended. */
+export function leave(job) {
+  if (String(job) === String(shown)) runs = false;
 }
 
 /** Asks the server again and again. */
@@ -86,13 +94,14 @@ function item(request) {
 }
 
 async function picture() {
-  if (shown === null) return;
+  if (!runs) return;
   const asked = shown;
   try {
     const next = await get(`/v1/kv/requests/${asked}`);
     if (asked === shown) draw((last = next));
-  } catch {
-    // The job has ended, or has not begun: the last picture stays.
+  } catch (error) {
+    // A job that was there has ended; another one has not begun. The last picture stays.
+    if (error.status === 404 && String(last?.job) === String(asked)) leave(asked);
   }
 }
 

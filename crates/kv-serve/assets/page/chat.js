@@ -1,7 +1,7 @@
 // The chat.
 
 import { get, stream } from "/page/api.js";
-import { bytes, follow, watch } from "/page/caches.js";
+import { bytes, follow, leave, watch } from "/page/caches.js";
 
 const find = (selector) => document.querySelector(selector);
 /** The conversation so far, as the API takes it. */
@@ -38,6 +38,8 @@ async function answer() {
   const conversation = messages;
   const begun = performance.now();
   let [first, count, usage] = [null, 0, null];
+  let followed = null;
+  const begin = ([job]) => follow((followed = job));
   running = new AbortController();
   try {
     const body = {
@@ -46,7 +48,7 @@ async function answer() {
       max_tokens: Number(find("#most").value),
       kv: cache(),
     };
-    await stream(body, running.signal, ([job]) => follow(job), (chunk) => {
+    await stream(body, running.signal, begin, (chunk) => {
       usage = chunk.usage ?? usage;
       const text = chunk.choices[0]?.delta.content;
       if (!text) return;
@@ -68,6 +70,7 @@ async function answer() {
     own.meta.textContent = "stopped";
   } finally {
     running = null;
+    leave(followed);
   }
   conversation.push({ role: "assistant", content: own.body.textContent });
 }

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
+use serde_json::{Map, Value};
 
-use super::blocking;
-use crate::app::{App, now};
+use super::generate::{self, Answers, Head};
+use crate::app::App;
 use crate::error::{ErrorBody, Result};
 use crate::generation::{Event, Generation};
 use crate::protocol::answer::{
@@ -15,10 +15,11 @@ use crate::protocol::answer::{
     finish_reason,
 };
 use crate::protocol::chat::{ChatRequest, prepare};
+use crate::protocol::common::Prepared;
 use crate::protocol::fields::Object;
 use crate::protocol::logprobs;
 use crate::protocol::tools::{ToolReader, Tools};
-use crate::sse::{self, Chunks};
+use crate::sse::Chunks;
 
 /// Goes on with a conversation.
 #[utoipa::path(
@@ -37,25 +38,39 @@ pub(crate) async fn create(
     State(app): State<Arc<App>>,
     Object(object): Object,
 ) -> Result<Response> {
-    let own = Arc::clone(&app);
-    let prepared = blocking(move || prepare(&own, object)).await?;
-    let id = format!("chatcmpl-{:016x}", rand::random::<u64>());
-    let jobs = prepared.jobs;
-    let generation = Generation::submit(&app, id, jobs.jobs, jobs.choices)?;
-    let answer = Answer::new(&generation, prepared.tools.as_ref());
-    if jobs.stream {
-        return sse::answer(generation, answer, jobs.include_usage).await;
-    }
-    whole(generation, answer).await
+    generate::answer::<Answer>(app, object).await
 }
 
-/// The answer in one piece.
-async fn whole(mut generation: Generation, mut answer: Answer) -> Result<Response> {
-    let mut choices: Vec<ChatChoice> = (0..generation.count()).map(empty).collect();
-    while let Some((choice, event)) = generation.next().await? {
-        let deltas = answer.chunks(choice, event).into_iter().flat_map(|chunk| chunk.choices);
-        for delta in deltas {
-            let own = &mut choices[choice];
+/// What a chat's events show.
+struct Answer {
+    head: Head,
+    /// What reads each choice's calls of tools.
+    readers: Vec<Option<ToolReader>>,
+}
+
+impl Answers for Answer {
+    const PREFIX: &'static str = "chatcmpl";
+    type More = Option<Tools>;
+    type Choice = ChatChoice;
+    type Body = ChatCompletion;
+
+    fn prepare(app: &App, object: Map<String, Value>) -> Result<(Prepared, Self::More)> {
+        prepare(app, object)
+    }
+
+    fn begin(head: Head, generation: &Generation, tools: Self::More) -> Self {
+        let reader = tools.as_ref().map(Tools::reader);
+        Self { head, readers: vec![reader; generation.count()] }
+    }
+
+    fn empty(index: usize) -> ChatChoice {
+        let message = Said { role: "assistant", content: None, tool_calls: Vec::new() };
+        ChatChoice { index, message, logprobs: None, finish_reason: "stop" }
+    }
+
+    fn add(choices: &mut [ChatChoice], chunk: ChatChunk) {
+        for delta in chunk.choices {
+            let own = &mut choices[delta.index];
             if let Some(text) = delta.delta.content {
                 own.message.content.get_or_insert_default().push_str(&text);
             }
@@ -66,59 +81,30 @@ async fn whole(mut generation: Generation, mut answer: Answer) -> Result<Respons
             own.finish_reason = delta.finish_reason.unwrap_or(own.finish_reason);
         }
     }
-    for own in &mut choices {
-        let message = &mut own.message;
-        let is_silent = message.content.as_deref().is_none_or(str::is_empty);
-        message.content = match (is_silent, message.tool_calls.is_empty()) {
-            (true, false) => None,
-            _ => Some(message.content.take().unwrap_or_default()),
-        };
-        // A call's index is of streams alone.
-        message.tool_calls.iter_mut().for_each(|call| call.index = None);
+
+    fn whole(self, mut choices: Vec<ChatChoice>, usage: Usage) -> ChatCompletion {
+        for own in &mut choices {
+            let message = &mut own.message;
+            let is_silent = message.content.as_deref().is_none_or(str::is_empty);
+            message.content = match (is_silent, message.tool_calls.is_empty()) {
+                (true, false) => None,
+                _ => Some(message.content.take().unwrap_or_default()),
+            };
+            // A call's index is of streams alone.
+            message.tool_calls.iter_mut().for_each(|call| call.index = None);
+        }
+        let Head { id, created, model, .. } = self.head;
+        ChatCompletion { id, object: "chat.completion", created, model, choices, usage }
     }
-    let body = ChatCompletion {
-        id: generation.id.clone(),
-        object: "chat.completion",
-        created: answer.created,
-        model: answer.model,
-        choices,
-        usage: generation.usage(),
-    };
-    Ok(([(sse::JOBS, generation.job_numbers())], Json(body)).into_response())
-}
-
-fn empty(index: usize) -> ChatChoice {
-    let message = Said { role: "assistant", content: None, tool_calls: Vec::new() };
-    ChatChoice { index, message, logprobs: None, finish_reason: "stop" }
-}
-
-/// What a chat's events show.
-struct Answer {
-    app: Arc<App>,
-    id: String,
-    created: u64,
-    model: String,
-    /// What reads each choice's calls of tools.
-    readers: Vec<Option<ToolReader>>,
 }
 
 impl Answer {
-    fn new(generation: &Generation, tools: Option<&Tools>) -> Self {
-        Self {
-            app: Arc::clone(&generation.app),
-            id: generation.id.clone(),
-            created: now(),
-            model: generation.app.name.clone(),
-            readers: vec![tools.map(Tools::reader); generation.count()],
-        }
-    }
-
     fn chunk(&self, choices: Vec<ChatDelta>, usage: Option<Usage>) -> ChatChunk {
         ChatChunk {
-            id: self.id.clone(),
+            id: self.head.id.clone(),
             object: "chat.completion.chunk",
-            created: self.created,
-            model: self.model.clone(),
+            created: self.head.created,
+            model: self.head.model.clone(),
             choices,
             usage,
         }
@@ -167,7 +153,7 @@ impl Chunks for Answer {
                 let reader = self.readers[choice].as_mut();
                 let text = reader.map_or(text.clone(), |reader| reader.push(&text));
                 let logprobs = token.zip(logprobs).map(|(token, own)| ChatLogprobs {
-                    content: vec![logprobs::of_chat(&self.app, token, &own)],
+                    content: vec![logprobs::of_chat(&self.head.app, token, &own)],
                 });
                 if text.is_empty() && logprobs.is_none() {
                     return Vec::new();

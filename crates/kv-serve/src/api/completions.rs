@@ -2,21 +2,22 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
+use serde_json::{Map, Value};
 
-use super::blocking;
-use crate::app::{App, now};
+use super::generate::{self, Answers, Head};
+use crate::app::App;
 use crate::error::{ErrorBody, Result};
 use crate::generation::{Event, Generation};
 use crate::protocol::answer::{
     Completion, CompletionChoice, CompletionLogprobs, Usage, finish_reason,
 };
+use crate::protocol::common::Prepared;
 use crate::protocol::completion::{CompletionRequest, prepare};
 use crate::protocol::fields::Object;
 use crate::protocol::logprobs;
-use crate::sse::{self, Chunks};
+use crate::sse::Chunks;
 
 /// Goes on with a text.
 #[utoipa::path(
@@ -35,25 +36,42 @@ pub(crate) async fn create(
     State(app): State<Arc<App>>,
     Object(object): Object,
 ) -> Result<Response> {
-    let own = Arc::clone(&app);
-    let prepared = blocking(move || prepare(&own, object)).await?;
-    let id = format!("cmpl-{:016x}", rand::random::<u64>());
-    let jobs = prepared.jobs;
-    let generation = Generation::submit(&app, id, jobs.jobs, jobs.choices)?;
-    let answer = Answer::new(&generation, prepared.echo);
-    if jobs.stream {
-        return sse::answer(generation, answer, jobs.include_usage).await;
-    }
-    whole(generation, answer).await
+    generate::answer::<Answer>(app, object).await
 }
 
-/// The answer in one piece.
-async fn whole(mut generation: Generation, mut answer: Answer) -> Result<Response> {
-    let mut choices: Vec<CompletionChoice> = (0..generation.count()).map(empty).collect();
-    while let Some((choice, event)) = generation.next().await? {
-        let pieces = answer.chunks(choice, event).into_iter().flat_map(|chunk| chunk.choices);
-        for piece in pieces {
-            let own = &mut choices[choice];
+/// What a completion's events show.
+struct Answer {
+    head: Head,
+    /// What each choice's text begins with.
+    echo: Vec<String>,
+    /// Where each choice's next token begins, in characters.
+    offsets: Vec<usize>,
+}
+
+impl Answers for Answer {
+    const PREFIX: &'static str = "cmpl";
+    type More = Option<Vec<String>>;
+    type Choice = CompletionChoice;
+    type Body = Completion;
+
+    fn prepare(app: &App, object: Map<String, Value>) -> Result<(Prepared, Self::More)> {
+        prepare(app, object)
+    }
+
+    fn begin(head: Head, generation: &Generation, echo: Self::More) -> Self {
+        let (count, choices) = (generation.count(), generation.choices());
+        let echo = echo.unwrap_or_default();
+        let begin = |choice: usize| echo.get(choice / choices).cloned().unwrap_or_default();
+        Self { head, echo: (0..count).map(begin).collect(), offsets: vec![0; count] }
+    }
+
+    fn empty(index: usize) -> CompletionChoice {
+        CompletionChoice { index, text: String::new(), logprobs: None, finish_reason: None }
+    }
+
+    fn add(choices: &mut [CompletionChoice], chunk: Completion) {
+        for piece in chunk.choices {
+            let own = &mut choices[piece.index];
             own.text += &piece.text;
             if let Some(more) = piece.logprobs {
                 let lists = own.logprobs.get_or_insert_default();
@@ -65,48 +83,19 @@ async fn whole(mut generation: Generation, mut answer: Answer) -> Result<Respons
             own.finish_reason = piece.finish_reason.or(own.finish_reason);
         }
     }
-    let usage = Some(generation.usage());
-    let body = answer.completion(choices, usage);
-    Ok(([(sse::JOBS, generation.job_numbers())], Json(body)).into_response())
-}
 
-fn empty(index: usize) -> CompletionChoice {
-    CompletionChoice { index, text: String::new(), logprobs: None, finish_reason: None }
-}
-
-/// What a completion's events show.
-struct Answer {
-    app: Arc<App>,
-    id: String,
-    created: u64,
-    model: String,
-    /// What each choice's text begins with.
-    echo: Vec<String>,
-    /// Where each choice's next token begins, in characters.
-    offsets: Vec<usize>,
+    fn whole(self, choices: Vec<CompletionChoice>, usage: Usage) -> Completion {
+        self.completion(choices, Some(usage))
+    }
 }
 
 impl Answer {
-    fn new(generation: &Generation, echo: Option<Vec<String>>) -> Self {
-        let (count, choices) = (generation.count(), generation.choices());
-        let echo = echo.unwrap_or_default();
-        let begin = |choice: usize| echo.get(choice / choices).cloned().unwrap_or_default();
-        Self {
-            app: Arc::clone(&generation.app),
-            id: generation.id.clone(),
-            created: now(),
-            model: generation.app.name.clone(),
-            echo: (0..count).map(begin).collect(),
-            offsets: vec![0; count],
-        }
-    }
-
     fn completion(&self, choices: Vec<CompletionChoice>, usage: Option<Usage>) -> Completion {
         Completion {
-            id: self.id.clone(),
+            id: self.head.id.clone(),
             object: "text_completion",
-            created: self.created,
-            model: self.model.clone(),
+            created: self.head.created,
+            model: self.head.model.clone(),
             choices,
             usage,
         }
@@ -117,7 +106,7 @@ impl Chunks for Answer {
     type Chunk = Completion;
 
     fn chunks(&mut self, choice: usize, event: Event) -> Vec<Completion> {
-        let mut own = empty(choice);
+        let mut own = Self::empty(choice);
         match event {
             Event::Started => own.text = std::mem::take(&mut self.echo[choice]),
             Event::Token { token, text, logprobs } => {
@@ -125,7 +114,13 @@ impl Chunks for Answer {
                 own.logprobs = token.zip(logprobs).map(|(token, logprobs)| {
                     let mut lists = CompletionLogprobs::default();
                     let offset = &mut self.offsets[choice];
-                    logprobs::add_to_completion(&self.app, &mut lists, offset, token, &logprobs);
+                    logprobs::add_to_completion(
+                        &self.head.app,
+                        &mut lists,
+                        offset,
+                        token,
+                        &logprobs,
+                    );
                     lists
                 });
             }

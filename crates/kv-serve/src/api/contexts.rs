@@ -1,6 +1,7 @@
 //! `/v1/kv/contexts`: documents that are compressed once, for many requests.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::Json;
 use axum::extract::{Path, State};
@@ -10,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use super::blocking;
+use super::{blocking, reading};
 use crate::app::App;
 use crate::error::{ApiError, ErrorBody, Result};
 use crate::protocol::fields::{self, Object};
@@ -93,11 +94,10 @@ pub(crate) async fn create(
     }
     let new: NewContext = fields::parse(object)?;
     let policy = app.settings.policies.choose(&new.kv.clone().unwrap_or_default())?;
-    let info = blocking(move || {
-        let tokens = new.tokens(&app)?;
-        Ok(app.engine.compress(&new.name, tokens, policy)?)
-    });
-    Ok((StatusCode::CREATED, Json(info.await?.into())))
+    let (own, text) = (Arc::clone(&app), (new.text, new.tokens));
+    let tokens = reading(&app, Instant::now(), move || tokens_of(&own, text)).await?;
+    let info = blocking(move || Ok(app.engine.compress(&new.name, tokens, policy)?)).await?;
+    Ok((StatusCode::CREATED, Json(info.into())))
 }
 
 /// The documents that were compressed.
@@ -156,28 +156,25 @@ async fn all(app: Arc<App>) -> Result<Vec<Context>> {
     Ok(infos.into_iter().map(Context::from).collect())
 }
 
-impl NewContext {
-    fn tokens(&self, app: &App) -> Result<Vec<u32>> {
-        let tokens = match (&self.text, &self.tokens) {
-            (Some(text), None) => app.tokenizer()?.encode(text, true)?,
-            (None, Some(tokens)) => tokens.clone(),
-            _ => return Err(ApiError::invalid("text", "either `text` or `tokens` was expected")),
-        };
-        let (positions, vocabulary) = (app.positions(), app.engine.card().config.vocab_size);
-        if tokens.is_empty() {
-            return Err(ApiError::invalid("text", "the document is empty"));
-        }
-        if tokens.len() >= positions {
-            let message = format!(
-                "the document has {} tokens, the model {positions} positions",
-                tokens.len()
-            );
-            return Err(ApiError::too_long("text", message));
-        }
-        if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocabulary) {
-            let message = format!("`{token}` is no token of the model's {vocabulary}");
-            return Err(ApiError::invalid("tokens", message));
-        }
-        Ok(tokens)
+/// The tokens of a document that is given as a text or as tokens.
+fn tokens_of(app: &App, document: (Option<String>, Option<Vec<u32>>)) -> Result<Vec<u32>> {
+    let tokens = match document {
+        (Some(text), None) => app.encode("text", &text, true)?,
+        (None, Some(tokens)) => tokens,
+        _ => return Err(ApiError::invalid("text", "either `text` or `tokens` was expected")),
+    };
+    let (positions, vocabulary) = (app.positions(), app.engine.card().config.vocab_size);
+    if tokens.is_empty() {
+        return Err(ApiError::invalid("text", "the document is empty"));
     }
+    if tokens.len() >= positions {
+        let message =
+            format!("the document has {} tokens, the model {positions} positions", tokens.len());
+        return Err(ApiError::too_long("text", message));
+    }
+    if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocabulary) {
+        let message = format!("`{token}` is no token of the model's {vocabulary}");
+        return Err(ApiError::invalid("tokens", message));
+    }
+    Ok(tokens)
 }

@@ -4,6 +4,7 @@ mod auth;
 mod chat;
 mod completions;
 mod contexts;
+mod generate;
 mod health;
 mod models;
 mod observe;
@@ -12,6 +13,7 @@ mod requests;
 
 use std::any::Any;
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::extract::DefaultBodyLimit;
 use axum::http::{HeaderValue, Method, Uri, header};
@@ -49,10 +51,13 @@ use crate::page;
 ///     max_tokens: 512,
 ///     max_choices: 4,
 ///     max_body: 1 << 20,
+///     max_connections: 1024,
 ///     request_timeout: Duration::from_secs(60),
+///     client_timeout: Duration::from_secs(30),
 ///     drain_timeout: Duration::from_secs(5),
 /// };
-/// // `axum::serve` serves it, with other routes beside it or without.
+/// // `axum::serve` serves it, with other routes beside it or without. The limits of connections
+/// // are `kv_serve::serve`'s.
 /// let app = router(engine, settings);
 /// # let _ = app;
 /// # Ok(())
@@ -136,6 +141,31 @@ fn panicked(reason: Box<dyn Any + Send>) -> Response {
     ApiError::internal("the server failed at this request; its log says why").into_response()
 }
 
+/// Reads a request that began at `begun`, beside the threads that serve connections. As many are
+/// read at once as there are cores: a long prompt's tokens take seconds.
+///
+/// # Errors
+/// The error of `work`, and the request's timeout.
+pub(crate) async fn reading<T: Send + 'static>(
+    app: &App,
+    begun: Instant,
+    work: impl FnOnce() -> crate::error::Result<T> + Send + 'static,
+) -> crate::error::Result<T> {
+    let patience = app.settings.request_timeout;
+    let readers = Arc::clone(&app.readers);
+    let reading = async {
+        let place = readers.acquire_owned().await;
+        let work = move || {
+            // Kept to the end of the work, which goes on where nobody waits for it any more.
+            let _place = place;
+            work()
+        };
+        blocking(work).await
+    };
+    let read = tokio::time::timeout_at((begun + patience).into(), reading).await;
+    read.map_err(|_| ApiError::too_slow(patience))?
+}
+
 /// Runs what blocks or takes long beside the threads that serve connections.
 ///
 /// # Errors
@@ -148,4 +178,72 @@ pub(crate) async fn blocking<T: Send + 'static>(
         tracing::error!("a task panicked: {error}");
         Err(ApiError::internal("the server failed at this request; its log says why"))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread::{available_parallelism, sleep};
+    use std::time::Duration;
+
+    use kv_core::{Budget, select_device};
+    use kv_models::{EngineOptions, Model};
+
+    use super::*;
+    use crate::policies::Policies;
+
+    fn app(request_timeout: Duration) -> App {
+        let load = || Model::load("needle-1m", &select_device("cpu".parse()?)?, None);
+        let settings = Settings {
+            name: None,
+            chat_template: None,
+            policies: Policies::new("snapkv", Budget::Ratio(0.5), &[]).unwrap(),
+            api_keys: Vec::new(),
+            cors: Vec::new(),
+            max_tokens: 16,
+            max_choices: 1,
+            max_body: 1 << 20,
+            max_connections: 16,
+            request_timeout,
+            client_timeout: Duration::from_secs(5),
+            drain_timeout: Duration::from_secs(5),
+        };
+        App::new(Engine::start(load, EngineOptions::default()).unwrap(), settings)
+    }
+
+    #[tokio::test]
+    async fn as_many_requests_are_read_at_once_as_there_are_cores() {
+        let app = Arc::new(app(Duration::from_secs(30)));
+        let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let cores = available_parallelism().map_or(1, usize::from);
+        let reads: Vec<_> = (0..4 * cores)
+            .map(|_| {
+                let (app, now, most) = (Arc::clone(&app), Arc::clone(&now), Arc::clone(&most));
+                tokio::spawn(async move {
+                    let work = move || {
+                        most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                        sleep(Duration::from_millis(30));
+                        now.fetch_sub(1, Ordering::SeqCst);
+                        Ok(())
+                    };
+                    reading(&app, Instant::now(), work).await.unwrap();
+                })
+            })
+            .collect();
+        for read in reads {
+            read.await.unwrap();
+        }
+        assert_eq!(most.load(Ordering::SeqCst), cores);
+    }
+
+    #[tokio::test]
+    async fn reading_ends_at_the_deadline() {
+        let app = app(Duration::from_millis(20));
+        let work = || {
+            sleep(Duration::from_millis(300));
+            Ok(())
+        };
+        let error = reading(&app, Instant::now(), work).await.unwrap_err();
+        assert_eq!(error.body().error.code, Some("timeout"));
+    }
 }

@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 /// What a request took. The fields about the cache are this server's own.
 #[derive(Debug, Clone, Copy, Default, Serialize, ToSchema)]
 pub(crate) struct Usage {
-    /// Tokens of the prompts; behind a context, the context's tokens too.
+    /// Tokens of the prompts; with a context, the context's tokens too.
     pub(crate) prompt_tokens: usize,
     /// New tokens of all choices.
     pub(crate) completion_tokens: usize,

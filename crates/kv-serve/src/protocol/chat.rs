@@ -106,18 +106,14 @@ pub(crate) struct MadeFunction {
     arguments: String,
 }
 
-/// The jobs of a chat.
-pub(crate) struct PreparedChat {
-    pub(crate) jobs: Prepared,
-    /// Whose calls are to be read.
-    pub(crate) tools: Option<Tools>,
-}
-
-/// Reads a body and makes its jobs.
+/// Reads a body and makes its jobs. The tools are those whose calls are to be read.
 ///
 /// # Errors
 /// The field that is wrong.
-pub(crate) fn prepare(app: &App, mut object: Map<String, Value>) -> Result<PreparedChat> {
+pub(crate) fn prepare(
+    app: &App,
+    mut object: Map<String, Value>,
+) -> Result<(Prepared, Option<Tools>)> {
     let mut common: Common = fields::take(&mut object)?;
     let own: ChatFields = fields::parse(object)?;
     common.check_model(app)?;
@@ -129,12 +125,13 @@ pub(crate) fn prepare(app: &App, mut object: Map<String, Value>) -> Result<Prepa
         (None, newer) => common.max_tokens = newer,
         _ => {}
     }
+    let tokens_param = match own.max_completion_tokens {
+        Some(_) => "max_completion_tokens",
+        None => "max_tokens",
+    };
     let tools = own.tools(app)?;
     let forced = match (&tools, &own.tool_choice) {
         (Some(tools), Some(choice)) => tools.forced(choice)?,
-        (None, Some(ToolChoice::Mode(ToolMode::Required) | ToolChoice::Named(_))) => {
-            return Err(ApiError::invalid("tool_choice", "there are no `tools` to choose from"));
-        }
         _ => None,
     };
     let mut grammar =
@@ -155,14 +152,29 @@ pub(crate) fn prepare(app: &App, mut object: Map<String, Value>) -> Result<Prepa
         }
     };
     let prompt = own.prompt(app, tools.as_ref())?;
-    let parts =
-        Parts { prompts: vec![prompt], param: "messages", default_tokens: None, logprobs, grammar };
-    Ok(PreparedChat { jobs: common.prepare(app, parts)?, tools })
+    let parts = Parts {
+        prompts: vec![prompt],
+        param: "messages",
+        tokens_param,
+        default_tokens: None,
+        logprobs,
+        grammar,
+    };
+    Ok((common.prepare(app, parts)?, tools))
 }
 
 impl ChatFields {
     /// The tools that the model is told of.
     fn tools(&self, app: &App) -> Result<Option<Tools>> {
+        if self.tools.as_ref().is_none_or(Vec::is_empty) {
+            let given = [
+                ("tool_choice", self.tool_choice.is_some()),
+                ("parallel_tool_calls", self.parallel_tool_calls.is_some()),
+            ];
+            if let Some((field, _)) = given.into_iter().find(|(_, is_given)| *is_given) {
+                return Err(ApiError::invalid(field, format!("`{field}` goes with `tools` alone")));
+            }
+        }
         let none = matches!(self.tool_choice, Some(ToolChoice::Mode(ToolMode::None)));
         match &self.tools {
             Some(tools) if !tools.is_empty() && !none => {
@@ -180,6 +192,11 @@ impl ChatFields {
         }
         let mut template = app.chat()?.clone();
         for (name, value) in self.chat_template_kwargs.iter().flatten() {
+            if !template.reads(name) {
+                let field = format!("chat_template_kwargs.{name}");
+                let message = format!("the model's chat template reads no variable `{name}`");
+                return Err(ApiError::unsupported(field, message));
+            }
             template = template.with_variable(name, value);
         }
         let messages = self.messages.iter().enumerate();
@@ -187,14 +204,14 @@ impl ChatFields {
             messages.map(|(index, message)| message.value(index)).collect::<Result<_>>()?;
         let tools = tools.map(Tools::values);
         let text = template.render_with_tools(&messages, tools.as_deref(), true)?;
-        Ok(app.tokenizer()?.encode(&text, false)?)
+        app.encode("messages", &text, false)
     }
 }
 
 impl ChatMessage {
     /// The message as templates take it.
     fn value(&self, index: usize) -> Result<Value> {
-        let field = |name: &str| format!("messages.{index}.{name}");
+        let field = |name: &str| format!("messages[{index}].{name}");
         let mut content = match &self.content {
             None => None,
             Some(content) => Some(text(&field("content"), content)?),
@@ -240,9 +257,18 @@ fn text(field: &str, content: &Value) -> Result<String> {
         _ => return Err(ApiError::invalid(field, "a text or a list of parts was expected")),
     };
     let part = |(index, part): (usize, &Value)| {
-        let field = format!("{field}.{index}");
+        let field = format!("{field}[{index}]");
+        let mut keys = part.as_object().into_iter().flat_map(Map::keys);
+        let other = keys.find(|key| !["type", "text"].contains(&key.as_str()));
         match (part.get("type").and_then(Value::as_str), part.get("text").and_then(Value::as_str)) {
-            (Some("text"), Some(text)) => Ok(text.to_string()),
+            (Some("text"), Some(text)) => match other {
+                None => Ok(text.to_string()),
+                Some(key) => {
+                    let field = format!("{field}.{key}");
+                    let message = format!("`{field}` is not supported by this server");
+                    Err(ApiError::unsupported(field, message))
+                }
+            },
             (Some(kind), _) if kind != "text" => {
                 let message = format!("parts of the type `{kind}` are not supported");
                 Err(ApiError::unsupported(format!("{field}.type"), message))

@@ -65,7 +65,7 @@ pub(crate) struct Common {
     /// The most new tokens.
     #[schema(minimum = 1)]
     pub(crate) max_tokens: Option<usize>,
-    /// Goes on behind the model's end of a text. Not among OpenAI's fields.
+    /// Goes on after the model's end of a text. Not among OpenAI's fields.
     pub(crate) ignore_eos: Option<bool>,
     /// What the text must follow, in vLLM's form. Not among OpenAI's fields.
     pub(crate) structured_outputs: Option<StructuredOutputs>,
@@ -110,6 +110,8 @@ pub(crate) struct Parts {
     pub(crate) prompts: Vec<Vec<u32>>,
     /// The field that the prompts came from.
     pub(crate) param: &'static str,
+    /// The field that the number of new tokens came from.
+    pub(crate) tokens_param: &'static str,
     /// The number of new tokens where the request gives none; `None` for what is left.
     pub(crate) default_tokens: Option<usize>,
     pub(crate) logprobs: Option<usize>,
@@ -152,9 +154,13 @@ impl Common {
     /// The field that is wrong.
     pub(crate) fn prepare(&self, app: &App, parts: Parts) -> Result<Prepared> {
         let choices = self.n.unwrap_or(1);
-        let (count, most) = (choices.saturating_mul(parts.prompts.len()), app.settings.max_choices);
+        let count = choices.saturating_mul(parts.prompts.len());
+        // More choices than may wait would find the queue full whenever they came.
+        let most = app.settings.max_choices.min(app.engine.options().queue);
         if choices == 0 || count > most {
-            let message = format!("{count} choices were asked for; from 1 to {most} are possible");
+            let message = format!(
+                "`n` is {choices}, which makes {count} choices; from 1 to {most} are possible"
+            );
             return Err(ApiError::invalid("n", message));
         }
         if self.stream_options.is_some() && self.stream != Some(true) {
@@ -195,7 +201,7 @@ impl Common {
     /// The number of new tokens.
     fn new_tokens(&self, app: &App, prompt: usize, parts: &Parts) -> Result<usize> {
         let (most, positions) = (app.settings.max_tokens, app.positions());
-        let param = "max_tokens";
+        let param = parts.tokens_param;
         let left = positions.saturating_sub(prompt);
         if left == 0 {
             let message =

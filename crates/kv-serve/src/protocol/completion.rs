@@ -55,18 +55,14 @@ pub(crate) enum Prompt {
     TokenLists(Vec<Vec<u32>>),
 }
 
-/// The jobs of completions.
-pub(crate) struct PreparedCompletion {
-    pub(crate) jobs: Prepared,
-    /// What each prompt's texts begin with.
-    pub(crate) echo: Option<Vec<String>>,
-}
-
-/// Reads a body and makes its jobs.
+/// Reads a body and makes its jobs. The texts are those that each prompt's choices begin with.
 ///
 /// # Errors
 /// The field that is wrong.
-pub(crate) fn prepare(app: &App, mut object: Map<String, Value>) -> Result<PreparedCompletion> {
+pub(crate) fn prepare(
+    app: &App,
+    mut object: Map<String, Value>,
+) -> Result<(Prepared, Option<Vec<String>>)> {
     let common: Common = fields::take(&mut object)?;
     let own: CompletionFields = fields::parse(object)?;
     common.check_model(app)?;
@@ -79,18 +75,24 @@ pub(crate) fn prepare(app: &App, mut object: Map<String, Value>) -> Result<Prepa
                        `logprobs`";
         return Err(ApiError::unsupported("echo", message));
     }
-    // What continues a context stands behind other tokens.
+    // What continues a context comes after other tokens.
     let special = common.context()?.is_none();
     let prompts = own.prompt.tokens(app, special)?;
     let echo = echo.then(|| own.prompt.texts(app, &prompts)).transpose()?;
-    let parts =
-        Parts { prompts, param: "prompt", default_tokens: Some(DEFAULT_TOKENS), logprobs, grammar };
-    Ok(PreparedCompletion { jobs: common.prepare(app, parts)?, echo })
+    let parts = Parts {
+        prompts,
+        param: "prompt",
+        tokens_param: "max_tokens",
+        default_tokens: Some(DEFAULT_TOKENS),
+        logprobs,
+        grammar,
+    };
+    Ok((common.prepare(app, parts)?, echo))
 }
 
 impl Prompt {
     fn tokens(&self, app: &App, special: bool) -> Result<Vec<Vec<u32>>> {
-        let encode = |text: &String| Ok(app.tokenizer()?.encode(text, special)?);
+        let encode = |text: &String| app.encode("prompt", text, special);
         let prompts: Vec<Vec<u32>> = match self {
             Self::Text(text) => vec![encode(text)?],
             Self::Tokens(tokens) => vec![tokens.clone()],

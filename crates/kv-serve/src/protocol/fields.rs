@@ -1,5 +1,7 @@
 //! Bodies, of which each field is known or refused by name.
 
+use std::sync::Arc;
+
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 use axum::http::header::CONTENT_TYPE;
@@ -7,22 +9,28 @@ use serde::de::DeserializeOwned;
 use serde_aux::serde_introspection::serde_introspect;
 use serde_json::{Map, Value};
 
+use crate::app::App;
 use crate::error::{ApiError, Result};
 
 /// The object in a request's body.
 pub(crate) struct Object(pub(crate) Map<String, Value>);
 
-impl<S: Send + Sync> FromRequest<S> for Object {
+impl FromRequest<Arc<App>> for Object {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self> {
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self> {
         let kind = request.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
         let kind = kind.and_then(|kind| kind.split(';').next()).unwrap_or_default().trim();
         // Browsers send other types to any server without asking it first.
         if !kind.eq_ignore_ascii_case("application/json") {
             return Err(ApiError::not_json());
         }
-        let bytes = Bytes::from_request(request, state).await?;
+        let patience = app.settings.client_timeout;
+        let read = tokio::time::timeout(patience, Bytes::from_request(request, app)).await;
+        let bytes = read.map_err(|_| {
+            let patience = humantime::format_duration(patience);
+            ApiError::timeout(format!("the request's body did not come within {patience}"))
+        })??;
         match serde_json::from_slice(&bytes) {
             Ok(Value::Object(object)) => Ok(Self(object)),
             Ok(_) => Err(ApiError::bad_request("the body must be a JSON object")),

@@ -8,6 +8,9 @@ use crate::app::App;
 use crate::error::{ApiError, Result};
 use crate::shapers::{Grammar, GrammarSource};
 
+/// The most bytes of a regular expression or a grammar. Their automata take seconds beyond it.
+const MOST_TEXT: usize = 16 << 10;
+
 /// OpenAI's `response_format`.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
@@ -101,6 +104,16 @@ impl StructuredOutputs {
         if self.choice.as_ref().is_some_and(Vec::is_empty) {
             let message = "there is no text to choose";
             return Err(ApiError::invalid("structured_outputs.choice", message));
+        }
+        for (param, text) in [
+            ("structured_outputs.regex", &self.regex),
+            ("structured_outputs.grammar", &self.grammar),
+        ] {
+            let bytes = text.as_ref().map_or(0, String::len);
+            if bytes > MOST_TEXT {
+                let message = format!("`{param}` has {bytes} bytes; the most is {MOST_TEXT}");
+                return Err(ApiError::invalid(param, message));
+            }
         }
         let mut sources = [
             self.json.clone().map(|json| ("structured_outputs.json", GrammarSource::Json(json))),

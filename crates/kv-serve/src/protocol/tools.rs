@@ -132,7 +132,7 @@ impl Tools {
         for (index, tool) in tools.iter().enumerate() {
             if tools[..index].iter().any(|other| other.function.name == tool.function.name) {
                 let message = format!("two tools are called `{}`", tool.function.name);
-                return Err(ApiError::invalid(format!("tools.{index}.function.name"), message));
+                return Err(ApiError::invalid(format!("tools[{index}].function.name"), message));
             }
         }
         let form = if template.mentions(OPEN) { Form::Tagged } else { Form::Bare };
@@ -275,7 +275,7 @@ fn tagged(text: &str) -> Option<Vec<Value>> {
     parts.map(|part| serde_json::from_str(part.trim()).ok()).collect()
 }
 
-/// Objects one behind the other.
+/// Objects one after another.
 fn bare(text: &str) -> Option<Vec<Value>> {
     let text = text.trim().trim_start_matches("<|python_tag|>");
     let text = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);

@@ -4,10 +4,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use kv_models::{LogitsShaper, ModelCard, Tokenizer};
-use llguidance::api::TopLevelGrammar;
+use llguidance::api::{StopReason, TopLevelGrammar};
 use llguidance::{Matcher, ParserFactory, token_bytes_from_tokenizer_json};
 use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
+
+/// The most bytes of a grammar's text.
+const MOST_BYTES: usize = 128 << 10;
+/// The stack on which a grammar is compiled: llguidance goes through references by recursion, in
+/// frames of up to 10 KiB, and the shortest reference in a grammar's text has 8 bytes.
+const STACK: usize = (MOST_BYTES / 8) * (10 << 10);
 
 /// What a text must follow.
 #[derive(Debug, Clone)]
@@ -23,7 +29,7 @@ pub(crate) enum GrammarSource {
 /// Compiles grammars for one model's tokens.
 pub(crate) struct Grammars {
     factory: ParserFactory,
-    /// The bytes of each token, special ones behind llguidance's mark.
+    /// The bytes of each token, special ones after llguidance's mark.
     trie: TokTrie,
 }
 
@@ -53,6 +59,18 @@ impl Grammars {
     /// # Errors
     /// What is wrong with it.
     pub(crate) fn compile(&self, source: &GrammarSource) -> Result<Grammar, String> {
+        let bytes = match source {
+            GrammarSource::Json(schema) => schema.to_string().len(),
+            GrammarSource::Regex(text) | GrammarSource::Lark(text) => text.len(),
+        };
+        if bytes > MOST_BYTES {
+            return Err(format!("it has {bytes} bytes; the most is {MOST_BYTES}"));
+        }
+        stacker::grow(STACK, || self.compile_here(source))
+    }
+
+    /// [`Self::compile`] on the current stack.
+    fn compile_here(&self, source: &GrammarSource) -> Result<Grammar, String> {
         let grammar = match source {
             GrammarSource::Json(schema) => {
                 TopLevelGrammar::from_json_schema(with_little_space(schema.clone()))
@@ -63,7 +81,16 @@ impl Grammars {
         let parser = self.factory.create_parser(grammar).map_err(|error| error.to_string())?;
         let mut matcher = Matcher::new(Ok(parser));
         // The first mask shows what a matcher cannot start with.
-        matcher.compute_mask().map_err(|error| error.to_string())?;
+        if let Err(error) = matcher.compute_mask() {
+            let reason = error.to_string();
+            let is_empty = reason.contains(&StopReason::NoExtensionBias.to_string());
+            return Err(match is_empty {
+                true => "no text follows it: its parts exclude each other, or a reference leads \
+                         to itself alone"
+                    .into(),
+                false => reason,
+            });
+        }
         Ok(Grammar { matcher })
     }
 

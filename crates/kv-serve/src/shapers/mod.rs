@@ -1,7 +1,7 @@
 //! What changes logits on the host before a token is drawn.
 //!
 //! * [`grammar`]: JSON schemas, regular expressions and grammars.
-//! * [`bias`]: `logit_bias`, and tokens that must not come yet.
+//! * [`bias`]: numbers that are added, such as `logit_bias`.
 //! * [`penalties`]: `frequency_penalty` and `presence_penalty`.
 
 mod bias;
@@ -14,7 +14,7 @@ pub(crate) use bias::Bias;
 pub(crate) use grammar::{Grammar, GrammarSource, Grammars, with_little_space};
 pub(crate) use penalties::Penalties;
 
-/// Several shapers, one behind the other. The grammar comes last, so that no bias allows what it
+/// Several shapers, one after another. The grammar comes last, so that no bias allows what it
 /// forbids.
 pub(crate) struct Chain(Vec<Box<dyn LogitsShaper>>);
 
@@ -31,7 +31,7 @@ impl LogitsShaper for Chain {
     }
 
     fn accept(&mut self, token: u32) -> Result<bool, String> {
-        // All of them take the token, also behind one that is complete.
+        // All of them take the token, also after one that is complete.
         self.0.iter_mut().try_fold(false, |done, shaper| Ok(shaper.accept(token)? || done))
     }
 }

@@ -1,65 +1,17 @@
 //! Clients that vanish, read slowly, or send half a request.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use kv_models::{Engine, EngineOptions};
-use kv_serve::{Settings, listen, serve};
+use kv_models::EngineOptions;
+use kv_serve::Settings;
 use serde_json::{Value, json};
-use tokio::sync::oneshot;
 
-use super::support::{CHAT, chat, engine, settings};
-
-/// A server on a port of its own, which ends when it is told to.
-struct Bound {
-    address: SocketAddr,
-    engine: Engine,
-    end: oneshot::Sender<()>,
-    served: tokio::task::JoinHandle<anyhow::Result<()>>,
-}
-
-async fn bound(options: EngineOptions, settings: Settings) -> Bound {
-    let listener = listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let engine = engine(options);
-    let (end, ended) = oneshot::channel();
-    let until = async move {
-        let _ = ended.await;
-    };
-    let served = tokio::spawn(serve(listener, engine.clone(), settings, until));
-    Bound { address, engine, end, served }
-}
-
-fn send(address: SocketAddr, body: &Value) -> TcpStream {
-    let body = body.to_string();
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    write!(
-        stream,
-        "POST {CHAT} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
-         content-length: {}\r\n\r\n{body}",
-        body.len()
-    )
-    .unwrap();
-    stream
-}
+use super::support::{bound, chat, idle, send, settings};
 
 fn long(stream: bool) -> Value {
     chat("The sea", json!({"max_tokens": 1000, "ignore_eos": true, "stream": stream}))
-}
-
-/// Waits until the engine has nothing to do.
-async fn idle(engine: &Engine) {
-    let begun = Instant::now();
-    loop {
-        let load = engine.load();
-        if load.waiting + load.prefilling + load.running == 0 {
-            return;
-        }
-        assert!(begun.elapsed() < Duration::from_secs(30), "{load:?}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,15 +1,15 @@
 //! The routes about caches: policies, contexts, live requests, metrics.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use axum::http::Method;
+use axum::http::{Method, StatusCode};
 use kv_models::EngineOptions;
 use kv_serve::router;
 use serde_json::{Value, json};
 
 use super::support::{
-    CHAT, NUMBER, bad, chat, delete, engine, get, good, json_of, post, question, request, server,
-    settings, text,
+    CHAT, NUMBER, bad, chat, delete, engine, error_of, get, good, json_of, post, question, request,
+    server, settings, text,
 };
 
 #[tokio::test]
@@ -118,6 +118,76 @@ async fn contexts_that_cannot_be() {
     delete(&server, "/v1/kv/contexts/b").await;
 }
 
+#[tokio::test]
+async fn files_of_others_are_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let contexts = Some(folder.path().to_path_buf());
+    let server = router(engine(EngineOptions { contexts, ..EngineOptions::default() }), settings());
+    let path = |name: &str| folder.path().join(name);
+    let foreign = ["a.json", "b.cache", "c.half", "c.cache-half"];
+    for name in foreign {
+        std::fs::write(path(name), "{}").unwrap();
+    }
+    for name in ["a", "b", "c"] {
+        let body = json!({"name": name, "text": "The sea was calm that day."});
+        let (status, answer) = post(&server, "/v1/kv/contexts", body).await;
+        assert_eq!(status.as_u16(), 201, "{answer}");
+    }
+    let refused = |(status, answer): (StatusCode, Value), file: &str| {
+        assert_eq!(status.as_u16(), 409, "{answer}");
+        let error = error_of(&answer);
+        assert_eq!(error["code"], "context_file_exists");
+        assert!(error["message"].as_str().unwrap().contains(file), "{error}");
+    };
+    let save =
+        async |name: &str| post(&server, &format!("/v1/kv/contexts/{name}/save"), json!({})).await;
+    refused(save("a").await, "a.json");
+    refused(save("b").await, "b.cache");
+    for _ in 0..2 {
+        assert_eq!(save("c").await.0.as_u16(), 200);
+    }
+    for name in foreign {
+        assert_eq!(std::fs::read_to_string(path(name)).unwrap(), "{}", "{name}");
+    }
+    // A context that was never saved has no file to delete.
+    delete(&server, "/v1/kv/contexts/a").await;
+    assert!(path("a.json").exists());
+    // Files that were changed behind the server's back are not its own any more.
+    std::fs::write(path("c.json"), "mine now").unwrap();
+    refused(save("c").await, "c.json");
+    refused(delete(&server, "/v1/kv/contexts/c").await, "c.json");
+    assert_eq!(std::fs::read_to_string(path("c.json")).unwrap(), "mine now");
+    std::fs::remove_file(path("c.json")).unwrap();
+    assert_eq!(delete(&server, "/v1/kv/contexts/c").await.0.as_u16(), 200);
+    assert!(!path("c.cache").exists());
+}
+
+#[tokio::test]
+async fn contexts_without_room_are_refused_before_they_are_computed() {
+    let engine = engine(EngineOptions { context_bytes: 100_000, ..EngineOptions::default() });
+    let server = router(engine.clone(), settings());
+    let text = question();
+    let create = async |name: &str, cache: Value| {
+        let body = json!({"name": name, "text": text, "kv": cache});
+        post(&server, "/v1/kv/contexts", body).await
+    };
+    let keydiff = |budget: Value| json!({"policy": "keydiff", "decode": false, "budget": budget});
+    for cache in [json!({"policy": "full"}), keydiff(json!(0.9))] {
+        let (status, answer) = create("large", cache).await;
+        assert_eq!((status.as_u16(), &answer["error"]["code"]), (400, &json!("cache_too_small")));
+        assert!(answer["error"]["message"].as_str().unwrap().contains("of 100000"), "{answer}");
+    }
+    let (status, answer) = create("small", keydiff(json!(32))).await;
+    assert_eq!(status.as_u16(), 201, "{answer}");
+    // The engine shows its counts a moment later.
+    let begun = Instant::now();
+    while engine.load().totals.prompt_tokens == 0 && begun.elapsed() < Duration::from_secs(10) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let totals = engine.load().totals;
+    assert_eq!(totals.prompt_tokens, answer["tokens"].as_u64().unwrap(), "{totals:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn running_requests_are_shown() {
     let engine = engine(EngineOptions::default());
@@ -190,6 +260,12 @@ async fn metrics_count() {
     {
         assert_eq!(value(name), 0.0);
     }
+    let options = EngineOptions::default();
+    assert_eq!(value("kv_serve_rows_limit"), options.rows as f64);
+    assert_eq!(value("kv_serve_queue_limit"), options.queue as f64);
+    // The arena stays for the next request.
+    assert_eq!((value("kv_serve_kv_bytes"), value("kv_serve_kv_live_bytes")), (0.0, 0.0));
+    assert!(value("kv_serve_kv_allocated_bytes") > 0.0);
     for name in ["replayed_steps", "launched_steps", "recordings", "jobs_refused", "jobs_cancelled"]
     {
         value(&format!("kv_serve_{name}_total"));

@@ -233,9 +233,17 @@ async fn tools_are_told_forced_and_read() {
     // The template of a model without one takes no tools.
     let error = bad(&server(), CHAT, chat("The sea", json!({"tools": [tool()]})), 400).await;
     assert_eq!(error["param"], "tools");
-    let error =
-        bad(&server(), CHAT, chat("The sea", json!({"tool_choice": "required"})), 400).await;
-    assert_eq!(error["param"], "tool_choice");
+    for (field, value) in [
+        ("tool_choice", json!("required")),
+        ("tool_choice", json!("auto")),
+        ("parallel_tool_calls", json!(false)),
+    ] {
+        for mut body in [chat("The sea", json!({})), chat("The sea", json!({"tools": []}))] {
+            body[field] = value.clone();
+            let error = bad(&server(), CHAT, body, 400).await;
+            assert_eq!(error["param"], field);
+        }
+    }
 }
 
 #[tokio::test]
@@ -249,7 +257,33 @@ async fn contents_may_have_parts() {
     let image = json!([{"type": "image_url", "image_url": {"url": "x"}}]);
     let body = json!({"messages": [{"role": "user", "content": image}]});
     let error = bad(&server, CHAT, body, 400).await;
-    assert_eq!(error["param"], "messages.0.content.0.type");
+    assert_eq!(error["param"], "messages[0].content[0].type");
+    let more = json!([{"type": "text", "text": "x"}, {"type": "text", "text": "x", "tone": 1}]);
+    let body = json!({"messages": [{"role": "user", "content": more}]});
+    let error = bad(&server, CHAT, body, 400).await;
+    assert_eq!(
+        (&error["param"], &error["code"]),
+        (&json!("messages[0].content[1].tone"), &json!("unsupported_parameter"))
+    );
+}
+
+#[tokio::test]
+async fn variables_of_the_template_are_read_or_refused() {
+    let template = "{{ tone }}{% for message in messages %}{{ message.content }}{% endfor %}";
+    let chat_template = Some(ChatTemplate::new(template).unwrap());
+    let server = router(shared(), Settings { chat_template, ..settings() });
+    let tokens = async |tone: &str| {
+        let more = json!({"chat_template_kwargs": {"tone": tone}});
+        let answer = good(&server, CHAT, chat("The sea", more)).await;
+        answer["usage"]["prompt_tokens"].as_u64().unwrap()
+    };
+    assert!(tokens("Calm as it was").await > tokens("").await);
+    let more = json!({"chat_template_kwargs": {"tone": "x", "enable_thinking": true}});
+    let error = bad(&server, CHAT, chat("The sea", more), 400).await;
+    assert_eq!(
+        (&error["param"], &error["code"]),
+        (&json!("chat_template_kwargs.enable_thinking"), &json!("unsupported_parameter"))
+    );
 }
 
 #[tokio::test]

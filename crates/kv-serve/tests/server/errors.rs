@@ -1,12 +1,16 @@
 //! Errors, each an object in OpenAI's form.
 
+use std::time::{Duration, Instant};
+
 use axum::body::Body;
 use axum::http::{Method, Request};
+use kv_models::EngineOptions;
 use kv_serve::{Settings, router};
 use serde_json::{Value, json};
 
 use super::support::{
-    CHAT, TEXT, bad, body, chat, error_of, get, json_of, request, server, settings, shared, text,
+    CHAT, TEXT, bad, body, chat, engine, error_of, get, idle, json_of, request, server, settings,
+    shared, text,
 };
 use tower::ServiceExt;
 
@@ -80,6 +84,9 @@ async fn values_out_of_range_name_their_field() {
         ("max_tokens", json!(0)),
         ("max_tokens", json!(1_000_000)),
         ("max_tokens", json!(-5)),
+        ("max_completion_tokens", json!(0)),
+        ("max_completion_tokens", json!(1_000_000)),
+        ("max_completion_tokens", json!(-5)),
         ("stop", json!([""])),
         ("stop", json!(vec!["x"; 50])),
         ("top_logprobs", json!(3)),
@@ -88,6 +95,9 @@ async fn values_out_of_range_name_their_field() {
         ("messages", json!([])),
     ] {
         let mut body = chat("x", json!({}));
+        if field == "max_completion_tokens" {
+            body["max_tokens"].take();
+        }
         body[field] = value;
         let expected = if field == "model" { 404 } else { 400 };
         let error = bad(&server, CHAT, body, expected).await;
@@ -151,6 +161,28 @@ async fn prompts_that_do_not_fit() {
     );
 }
 
+/// The tokens of such a text take seconds.
+#[tokio::test]
+async fn texts_whose_bytes_show_that_they_do_not_fit_are_refused_at_once() {
+    let server = router(shared(), Settings { max_body: 32 << 20, ..settings() });
+    let long = "The sea was calm that day. ".repeat((16 << 20) / 27);
+    for (path, body, param) in [
+        (CHAT, chat(&long, json!({})), "messages"),
+        (TEXT, json!({"prompt": ["x", long]}), "prompt"),
+        ("/v1/kv/contexts", json!({"name": "long", "text": long}), "text"),
+    ] {
+        let begun = Instant::now();
+        let error = bad(&server, path, body, 400).await;
+        assert_eq!(
+            (&error["code"], &error["param"]),
+            (&json!("context_length_exceeded"), &json!(param))
+        );
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains("bytes") && message.contains("2048 positions"), "{message}");
+        assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    }
+}
+
 #[tokio::test]
 async fn bodies_that_are_no_requests() {
     let server = server();
@@ -206,7 +238,7 @@ async fn paths_and_methods_that_there_are_not() {
 
 #[tokio::test]
 async fn a_request_takes_no_longer_than_it_may() {
-    let request_timeout = std::time::Duration::from_millis(30);
+    let request_timeout = Duration::from_millis(30);
     let server = router(shared(), Settings { request_timeout, ..settings() });
     let more = json!({"max_tokens": 1000, "ignore_eos": true});
     let error = bad(&server, CHAT, chat("The sea", more.clone()), 408).await;
@@ -221,4 +253,21 @@ async fn a_request_takes_no_longer_than_it_may() {
     } else {
         assert_eq!(status.as_u16(), 408);
     }
+}
+
+/// An answer that nobody reads is made no longer than any other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deadline_needs_no_reader() {
+    let engine = engine(EngineOptions::default());
+    let request_timeout = Duration::from_millis(200);
+    let server = router(engine.clone(), Settings { request_timeout, ..settings() });
+    let more = json!({"max_tokens": 1024, "ignore_eos": true, "stream": true, "n": 8});
+    let asked = request(Method::POST, CHAT, Some(&chat("The sea", more)));
+    let unread = server.oneshot(asked).await.unwrap();
+    assert_eq!(unread.status().as_u16(), 200);
+    idle(&engine).await;
+    let totals = engine.load().totals;
+    assert_eq!((totals.cancelled, totals.ended), (8, 0), "{totals:?}");
+    let events = super::support::events(&body(unread).await);
+    assert_eq!(error_of(events.last().unwrap())["code"], "timeout");
 }

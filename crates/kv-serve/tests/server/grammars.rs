@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::support::{CHAT, TEXT, bad, chat, good, server, stream};
+use super::support::{CHAT, TEXT, bad, chat, good, post, server, stream};
 
 fn schema() -> Value {
     json!({"type": "object", "properties": {"where": {"enum": ["sea", "sand"]},
@@ -97,4 +97,70 @@ async fn wrong_grammars_are_named() {
         let error = bad(&server, CHAT, chat("x", more.clone()), 400).await;
         assert!(error["param"].as_str().unwrap().starts_with(param), "{more}: {error}");
     }
+}
+
+/// A schema whose definitions refer to each other in a chain.
+fn chain(length: usize, link: impl Fn(Value) -> Value) -> Value {
+    let name = |at: usize| format!("a{at}");
+    let refer = |at: usize| json!({"$ref": format!("#/$defs/{}", name(at))});
+    let mut definitions: serde_json::Map<String, Value> =
+        (0..length).map(|at| (name(at), link(refer(at + 1)))).collect();
+    definitions.insert(name(length), json!({"type": "integer"}));
+    json!({"$ref": "#/$defs/a0", "$defs": definitions})
+}
+
+#[tokio::test]
+async fn references_may_be_recursive() {
+    let server = server();
+    let list = json!({"$ref": "#/$defs/node", "$defs": {"node": {"type": "object",
+        "properties": {"next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]}},
+        "required": ["next"], "additionalProperties": false}}});
+    let more = json!({"structured_outputs": {"json": list}, "max_tokens": 200, "temperature": 1.5,
+        "seed": 3});
+    let text = said(&good(&server, CHAT, chat("The sea", more)).await);
+    assert!(serde_json::from_str::<Value>(&text).unwrap()["next"].is_null() || text.len() > 14);
+    let name = |at: usize| json!({"$ref": format!("#/$defs/{}", ["a", "b"][at])});
+    for schema in [
+        json!({"$ref": "#"}),
+        json!({"$ref": "#/$defs/a", "$defs": {"a": name(1), "b": name(0)}}),
+        json!({"allOf": [{"$ref": "#"}]}),
+    ] {
+        let more = json!({"structured_outputs": {"json": schema}});
+        let error = bad(&server, CHAT, chat("x", more), 400).await;
+        assert_eq!(error["param"], "structured_outputs.json");
+        assert!(error["message"].as_str().unwrap().contains("leads to itself"), "{error}");
+    }
+}
+
+/// References are followed by recursion, which must not end the process.
+#[tokio::test]
+async fn long_chains_of_references_do_no_harm() {
+    let server = server();
+    let ask = async |structured: Value| {
+        let more = json!({"structured_outputs": structured, "max_tokens": 3});
+        let (status, answer) = post(&server, CHAT, chat("x", more)).await;
+        assert!([200, 400].contains(&status.as_u16()), "{answer}");
+        (status.as_u16(), answer)
+    };
+    let json = |schema: Value| json!({"json": schema});
+    assert_eq!(ask(json(chain(2000, |next| next))).await.0, 200);
+    ask(json(chain(1500, |next| json!({"type": "array", "items": next})))).await;
+    ask(json(chain(1500, |next| json!({"anyOf": [next, {"type": "integer"}]})))).await;
+    ask(json(chain(1500, |next| json!({"allOf": [next, {"type": "integer"}]})))).await;
+    let rules = |start: &str, link: &str| {
+        let rules = (0..900).map(|at| format!("{start}{at}: {link}{start}{}\n", at + 1));
+        let rules: String = rules.collect();
+        json!({"grammar": format!("start: {start}0\n{rules}{start}900: \"b\"\n")})
+    };
+    for (start, link) in [("r", ""), ("r", "\"a\" "), ("T", ""), ("T", "\"a\" ")] {
+        ask(rules(start, link)).await;
+    }
+    for (name, text) in [("regex", "a?".repeat(9000)), ("grammar", "start: \"a\" ".repeat(2000))] {
+        let (status, answer) = ask(json!({name: text})).await;
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(status == 400 && message.contains("the most is 16384"), "{answer}");
+    }
+    let (status, answer) = ask(json(chain(8000, |next| next))).await;
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert!(status == 400 && message.contains("the most is 131072"), "{answer}");
 }

@@ -6,6 +6,7 @@ mod abuse;
 mod caches;
 mod chat;
 mod completions;
+mod connections;
 mod errors;
 mod grammars;
 mod operator;

@@ -118,6 +118,21 @@ async fn a_full_queue_says_when_to_come_again() {
     assert!(counts.0 >= 1 && counts.1 >= 1, "{counts:?}");
 }
 
+/// What the queue has no place for even when it is empty can never be served: it is no reason to come
+/// again.
+#[tokio::test]
+async fn more_choices_than_may_wait_are_an_error() {
+    let engine = engine(EngineOptions { queue: 2, ..EngineOptions::default() });
+    let server = router(engine, settings());
+    for body in [chat("x", json!({"n": 3})), chat("x", json!({"n": 8}))] {
+        let error = bad(&server, CHAT, body, 400).await;
+        assert_eq!(error["param"], "n");
+        assert!(error["message"].as_str().unwrap().contains("from 1 to 2"), "{error}");
+    }
+    let answer = good(&server, CHAT, chat("x", json!({"n": 2}))).await;
+    assert_eq!(answer["choices"].as_array().unwrap().len(), 2);
+}
+
 async fn body_of(response: axum::http::Response<Body>) -> Value {
     serde_json::from_str(&body(response).await).unwrap()
 }

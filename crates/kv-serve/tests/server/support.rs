@@ -1,7 +1,9 @@
 //! A server within the test, and requests to it.
 
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
@@ -9,8 +11,9 @@ use axum::http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use kv_core::Budget;
 use kv_models::{Engine, EngineOptions, Model};
-use kv_serve::{Policies, Settings, router};
+use kv_serve::{Policies, Settings, listen, router, serve};
 use serde_json::{Value, json};
+use tokio::sync::oneshot;
 use tower::ServiceExt;
 
 /// A prompt whose answer the embedded model knows.
@@ -47,7 +50,9 @@ pub(crate) fn settings() -> Settings {
         max_tokens: 1024,
         max_choices: 8,
         max_body: 1 << 20,
+        max_connections: 1024,
         request_timeout: Duration::from_secs(60),
+        client_timeout: Duration::from_secs(30),
         drain_timeout: Duration::from_secs(10),
     }
 }
@@ -152,3 +157,51 @@ pub(crate) fn chat(content: &str, more: Value) -> Value {
 
 pub(crate) const CHAT: &str = "/v1/chat/completions";
 pub(crate) const TEXT: &str = "/v1/completions";
+
+/// A server on a port of its own, which ends when it is told to.
+pub(crate) struct Bound {
+    pub(crate) address: SocketAddr,
+    pub(crate) engine: Engine,
+    pub(crate) end: oneshot::Sender<()>,
+    pub(crate) served: tokio::task::JoinHandle<anyhow::Result<()>>,
+}
+
+pub(crate) async fn bound(options: EngineOptions, settings: Settings) -> Bound {
+    let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = listener.local_addr().unwrap();
+    let engine = engine(options);
+    let (end, ended) = oneshot::channel();
+    let until = async move {
+        let _ = ended.await;
+    };
+    let served = tokio::spawn(serve(listener, engine.clone(), settings, until));
+    Bound { address, engine, end, served }
+}
+
+/// Sends a chat, whose answer is not read yet.
+pub(crate) fn send(address: SocketAddr, body: &Value) -> TcpStream {
+    let body = body.to_string();
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    write!(
+        stream,
+        "POST {CHAT} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .unwrap();
+    stream
+}
+
+/// Waits until the engine has nothing to do.
+pub(crate) async fn idle(engine: &Engine) {
+    let begun = Instant::now();
+    loop {
+        let load = engine.load();
+        if load.waiting + load.prefilling + load.running == 0 {
+            return;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(30), "{load:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
