@@ -93,6 +93,15 @@ impl Ranks {
         Ok(Arc::clone(meeting) as Arc<dyn Collective>)
     }
 
+    /// Leaves SIGTERM and SIGINT to the first rank, which then ends the others by [`Self::finish`].
+    pub fn leave_signals_to_first(&self) {
+        #[cfg(unix)]
+        for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+            // The signals end the process where no handler can be had.
+            let _ = signal_hook::flag::register(signal, Arc::default());
+        }
+    }
+
     /// Says that this rank has done its work. A rank that ends without saying so has died, and ends
     /// the others.
     pub fn finish(&self) {

@@ -25,6 +25,10 @@ pub struct Args {
     /// Weights, activations and cache; by default f32 on the CPU, the model's own elsewhere
     #[arg(long, value_enum)]
     pub dtype: Option<Float>,
+    /// Divides the model among so many processes, with a GPU each. Where torchrun, srun, mpirun or
+    /// Kubernetes has started several processes, they are these
+    #[arg(long, value_name = "RANKS", value_parser = positive)]
+    pub tensor_parallel: Option<usize>,
     /// A `tokenizer.json`, for models without one such as `random:PRESET`
     #[arg(long, value_name = "FILE")]
     pub tokenizer: Option<PathBuf>,

@@ -216,7 +216,8 @@ impl From<ModelError> for ApiError {
             }
             ModelError::Cache(CacheError::Io { .. }) => Self::internal(message),
             // What a request's policy cannot do with its prompt, or with this model.
-            ModelError::Policy(_)
+            ModelError::ComparesHeads { .. }
+            | ModelError::Policy(_)
             | ModelError::Cache(_)
             | ModelError::InvalidFrozen { .. }
             | ModelError::FrozenQueries { .. }

@@ -21,5 +21,5 @@ pub use app::Settings;
 pub use args::{Args, Float};
 pub use error::{ApiError, ErrorBody, ErrorObject};
 pub use policies::Policies;
-pub use run::{engine, run, settings};
+pub use run::{follow, run, settings};
 pub use server::{end_signal, listen, serve};

@@ -4,8 +4,24 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
+use kv_parallel::{Ranks, Role};
 use kv_serve::Args;
 use tracing_subscriber::EnvFilter;
+
+/// Serves alone, as one of several ranks, or starts these.
+fn served(args: &Args) -> anyhow::Result<ExitCode> {
+    let ranks = match Ranks::join(args.tensor_parallel)? {
+        Role::Starter(code) => return Ok(code),
+        Role::Rank(ranks) => ranks,
+    };
+    if ranks.shard().is_first() {
+        tokio::runtime::Runtime::new()?.block_on(kv_serve::run(args, &ranks))?;
+    } else {
+        kv_serve::follow(args, &ranks)?;
+    }
+    ranks.finish();
+    Ok(ExitCode::SUCCESS)
+}
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -22,11 +38,8 @@ fn main() -> ExitCode {
         .with_target(false)
         .with_env_filter(filter)
         .init();
-    let served = tokio::runtime::Runtime::new()
-        .map_err(anyhow::Error::from)
-        .and_then(|runtime| runtime.block_on(kv_serve::run(&args)));
-    match served {
-        Ok(()) => ExitCode::SUCCESS,
+    match served(&args) {
+        Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE

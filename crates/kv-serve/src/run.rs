@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use kv_core::select_device;
 use kv_models::{ChatTemplate, Engine, EngineOptions, Model, Tokenizer};
+use kv_parallel::Ranks;
 
 use crate::app::Settings;
 use crate::args::Args;
@@ -15,18 +16,19 @@ use crate::server;
 /// Files that the process opens besides connections: the model's, the device's, saved contexts.
 const OTHER_FILES: u64 = 128;
 
-/// Loads the model and serves it until SIGTERM or Ctrl-C.
+/// Loads the model and serves it until SIGTERM or Ctrl-C. Of several ranks, the first one serves,
+/// and the others [`follow`].
 ///
 /// # Errors
 /// What is wrong with the command line, the model or the address.
-pub async fn run(args: &Args) -> Result<()> {
+pub async fn run(args: &Args, ranks: &Ranks) -> Result<()> {
     let settings = settings(args)?;
     // Before the model is loaded, which takes long: a port that is taken is known at once.
     let listener = server::listen(SocketAddr::new(args.host, args.port))?;
     let address = listener.local_addr()?;
     tracing::info!("loading {}", args.model);
-    let own = args.clone();
-    let engine = tokio::task::spawn_blocking(move || engine(&own)).await??;
+    let (own, of) = (args.clone(), ranks.clone());
+    let engine = tokio::task::spawn_blocking(move || engine(&own, &of)).await??;
     let card = engine.card();
     let name = settings.name.as_ref().unwrap_or(&card.name);
     tracing::info!("{name} on {}, {:?}", card.device, card.dtype);
@@ -35,6 +37,15 @@ pub async fn run(args: &Args) -> Result<()> {
     }
     tracing::info!("listening on http://{address}, a page in a browser, the API at /v1");
     server::serve(listener, engine, settings, server::end_signal()).await
+}
+
+/// Computes a rank's part of what the first rank serves, until the first rank ends.
+///
+/// # Errors
+/// What is wrong with the model or the device, and tokens that differ from the first rank's.
+pub fn follow(args: &Args, ranks: &Ranks) -> Result<()> {
+    ranks.leave_signals_to_first();
+    Ok(Engine::follow(loader(args, ranks)?, options(args, ranks)?)?)
 }
 
 /// What the command line allows.
@@ -65,9 +76,13 @@ pub fn settings(args: &Args) -> Result<Settings> {
 ///
 /// # Errors
 /// A device or a model that cannot be had.
-pub fn engine(args: &Args) -> Result<Engine> {
+fn engine(args: &Args, ranks: &Ranks) -> Result<Engine> {
+    Ok(Engine::start(loader(args, ranks)?, options(args, ranks)?)?)
+}
+
+fn options(args: &Args, ranks: &Ranks) -> Result<EngineOptions> {
     let bytes = |size: bytesize::ByteSize, name| usize::try_from(size.as_u64()).context(name);
-    let options = EngineOptions {
+    Ok(EngineOptions {
         rows: args.rows,
         queue: args.queue,
         bytes: bytes(args.cache_bytes, "--cache-bytes")?,
@@ -76,18 +91,30 @@ pub fn engine(args: &Args) -> Result<Engine> {
         prefix_bytes: bytes(args.prefix_bytes, "--prefix-bytes")?,
         context_bytes: bytes(args.context_bytes, "--context-bytes")?,
         contexts: args.contexts.clone(),
-        meeting: None,
+        meeting: ranks.meeting().cloned(),
+    })
+}
+
+/// Loads a rank's part of the command line's model.
+fn loader(
+    args: &Args,
+    ranks: &Ranks,
+) -> Result<impl FnOnce() -> kv_models::Result<Model> + Send + 'static> {
+    let (name, dtype, ranks) = (args.model.clone(), args.dtype, ranks.clone());
+    let device = match ranks.shard().is_part() {
+        true => args.device.of_process(ranks.local()),
+        false => args.device,
     };
-    let (name, device, dtype) = (args.model.clone(), args.device, args.dtype);
     let tokenizer = args.tokenizer.as_ref().map(Tokenizer::from_file).transpose()?;
-    let load = move || {
-        let mut model = Model::load(&name, &select_device(device)?, dtype.map(Into::into))?;
+    Ok(move || {
+        let device = select_device(device)?;
+        let collective = ranks.collective(&device)?;
+        let mut model = Model::load_part(&name, &device, dtype.map(Into::into), collective)?;
         if let Some(tokenizer) = tokenizer {
             model.set_tokenizer(tokenizer);
         }
         Ok(model)
-    };
-    Ok(Engine::start(load, options)?)
+    })
 }
 
 /// Lets the process open as many files as its connections need. Returns how many connections it can

@@ -12,4 +12,6 @@ mod grammars;
 mod operator;
 mod page;
 mod program;
+#[cfg(unix)]
+mod ranks;
 mod support;

@@ -6,20 +6,20 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// A running program and its address.
-struct Program {
-    child: Child,
-    address: String,
-    log: BufReader<std::process::ChildStderr>,
+pub(crate) struct Program {
+    pub(crate) child: Child,
+    pub(crate) address: String,
+    pub(crate) log: BufReader<std::process::ChildStderr>,
 }
 
-fn program(args: &[&str]) -> Command {
+pub(crate) fn program(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kv-serve"));
     command.args(["--device", "cpu"]).args(args).env_remove("KV_SERVE_API_KEY");
     command.stdout(Stdio::null()).stderr(Stdio::piped());
     command
 }
 
-fn started(command: &mut Command) -> Program {
+pub(crate) fn started(command: &mut Command) -> Program {
     let mut child = command.args(["--port", "0"]).spawn().unwrap();
     let log = BufReader::new(child.stderr.take().unwrap());
     let mut program = Program { child, address: String::new(), log };
@@ -41,7 +41,7 @@ impl Drop for Program {
 }
 
 impl Program {
-    fn get(&self, path: &str) -> String {
+    pub(crate) fn get(&self, path: &str) -> String {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
         let mut text = String::new();
@@ -49,7 +49,7 @@ impl Program {
         text
     }
 
-    fn send(&self, path: &str, body: &str) -> TcpStream {
+    pub(crate) fn send(&self, path: &str, body: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let length = body.len();
         let head = "host: x\r\nconnection: close\r\ncontent-type: application/json";
@@ -58,7 +58,7 @@ impl Program {
         stream
     }
 
-    fn post(&self, path: &str, body: &str) -> String {
+    pub(crate) fn post(&self, path: &str, body: &str) -> String {
         let mut text = String::new();
         self.send(path, body).read_to_string(&mut text).unwrap();
         text
