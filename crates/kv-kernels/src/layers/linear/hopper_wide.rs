@@ -1,6 +1,6 @@
 //! Products of many rows on Hopper, `c = a bᵀ`. One plane copies tiles of both factors into shared
-//! memory by the copy engine. Two groups of four planes multiply 64 rows each, by warpgroup
-//! instructions, as tiles arrive.
+//! memory by the copy engine. Two groups of four planes multiply by warpgroup instructions, as tiles
+//! arrive: each group 64 of 128 rows, or half of the columns of 64 rows.
 //!
 //! Where the tiles of `c` are fewer than the processors, several cubes share a tile: each sums some
 //! blocks of 64 products, and [`hopper_split`](super::hopper_split) adds the parts.
@@ -17,8 +17,6 @@ use crate::components::tma::{
 
 /// Tiles of each factor that are being copied or used.
 const STAGES: usize = 4;
-/// Rows of a cube's result.
-pub(super) const ROWS: usize = 128;
 /// Rows of tiles that neighbouring cubes take together, so that their factors stay in the L2 cache.
 const BAND: u32 = 16;
 /// Units of a cube: two groups of four planes, and the plane that copies.
@@ -27,10 +25,24 @@ pub(super) const UNITS: usize = 288;
 /// Comptime configuration of the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Blueprint {
+    /// Rows of a cube's result, 64 or 128.
+    pub(super) rows: usize,
     /// Columns of a cube's result, 128 or 256.
     pub(super) columns: usize,
     /// The factors' type, as PTX spells it.
     pub(super) name: &'static str,
+}
+
+impl Blueprint {
+    /// Columns that a group of planes multiplies.
+    fn group_columns(self) -> usize {
+        self.columns / if self.rows == 64 { 2 } else { 1 }
+    }
+
+    /// Sums that a unit holds.
+    pub(super) fn sums(self) -> usize {
+        self.group_columns() / 2
+    }
 }
 
 /// The size of a product of an `M` by `K` and an `N` by `K` matrix.
@@ -46,8 +58,8 @@ pub(super) struct ProductSize {
 /// `c = a bᵀ`, or parts of its sums. The second dimension of the grid counts the parts.
 ///
 /// # Shapes
-/// `a` `[M, K]`, `b` `[N, K]`, `c` `[parts, M, N]` in pairs, of type `O`; `NA` is half of a cube's
-/// columns.
+/// `a` `[M, K]`, `b` `[N, K]`, `c` `[parts, M, N]` in pairs, of type `O`; `NA` are the sums
+/// of a unit.
 #[cube(launch_unchecked)]
 pub(super) fn product_kernel<E: Float, O: Float, NA: Size>(
     a: &TensorMap<E, Tiled>,
@@ -59,9 +71,11 @@ pub(super) fn product_kernel<E: Float, O: Float, NA: Size>(
     #[define(O)] _output: ElemType,
 ) {
     let (m, n, k) = (size.m, size.n, size.k);
+    let high = blueprint.rows.comptime();
     let width = blueprint.columns.comptime();
+    let own = comptime!(blueprint.group_columns());
     let name = blueprint.name.comptime();
-    let a_words = (ROWS * TILE_COLUMNS / 2).comptime();
+    let a_words = (high * TILE_COLUMNS / 2).comptime();
     let b_words = (width * TILE_COLUMNS / 2).comptime();
     let a_bytes = (4 * a_words as u32).comptime();
     let b_bytes = (4 * b_words as u32).comptime();
@@ -86,8 +100,8 @@ pub(super) fn product_kernel<E: Float, O: Float, NA: Size>(
     let bands_columns = BAND * n.div_ceil(comptime!(width as u32));
     let band = CUBE_POS_X / bands_columns;
     let inside = CUBE_POS_X % bands_columns;
-    let height = min(m.div_ceil(comptime!(ROWS as u32)) - band * BAND, BAND);
-    let row0 = (band * BAND + inside % height) * comptime!(ROWS as u32);
+    let height = min(m.div_ceil(comptime!(high as u32)) - band * BAND, BAND);
+    let row0 = (band * BAND + inside % height) * comptime!(high as u32);
     let column0 = (inside / height) * comptime!(width as u32);
     let first = CUBE_POS_Y * size.blocks;
     let blocks = min(k.div_ceil(comptime!(TILE_COLUMNS as u32)) - first, size.blocks);
@@ -118,8 +132,10 @@ pub(super) fn product_kernel<E: Float, O: Float, NA: Size>(
         let lane = UNIT_POS % 32;
         // A descriptor holds the address and the leading offset in units of 16 bytes; 8 rows are
         // 1,024 bytes.
-        let of_a = ((a_base + part * 8192) >> 4u32) | 0x1_0000u32;
-        let of_b = (b_base >> 4u32) | 0x1_0000u32;
+        let a_rows = comptime!((high as u32 - 64) * 128);
+        let b_rows = comptime!((width - own) as u32 * 128);
+        let of_a = ((a_base + part * a_rows) >> 4u32) | 0x1_0000u32;
+        let of_b = ((b_base + part * b_rows) >> 4u32) | 0x1_0000u32;
         let leads = select(lane == 0, 1u32, 0u32);
         let a_step = comptime!(a_bytes >> 4);
         let b_step = comptime!(b_bytes >> 4);
@@ -141,14 +157,14 @@ pub(super) fn product_kernel<E: Float, O: Float, NA: Size>(
             "mad.lo.s32 la, stage, {a_step}, {of_a};\n mad.lo.s32 lb, stage, {b_step}, {of_b};\n",
             "wgmma.fence.sync.aligned;\n",
             "mov.b64 da, {{la, hi}};\n mov.b64 db, {{lb, hi}};\n",
-            "wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{name}.{name} {acc}, da, db, add, 1, 1, 0, 0;\n",
+            "wgmma.mma_async.sync.aligned.m64n{own}k16.f32.{name}.{name} {acc}, da, db, add, 1, 1, 0, 0;\n",
             "setp.eq.b32 add, 0, 0;\n",
             "add.s64 da, da, 2;\n add.s64 db, db, 2;\n",
-            "wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{name}.{name} {acc}, da, db, add, 1, 1, 0, 0;\n",
+            "wgmma.mma_async.sync.aligned.m64n{own}k16.f32.{name}.{name} {acc}, da, db, add, 1, 1, 0, 0;\n",
             "add.s64 da, da, 2;\n add.s64 db, db, 2;\n",
-            "wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{name}.{name} {acc}, da, db, add, 1, 1, 0, 0;\n",
+            "wgmma.mma_async.sync.aligned.m64n{own}k16.f32.{name}.{name} {acc}, da, db, add, 1, 1, 0, 0;\n",
             "add.s64 da, da, 2;\n add.s64 db, db, 2;\n",
-            "wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{name}.{name} {acc}, da, db, add, 1, 1, 0, 0;\n",
+            "wgmma.mma_async.sync.aligned.m64n{own}k16.f32.{name}.{name} {acc}, da, db, add, 1, 1, 0, 0;\n",
             "wgmma.commit_group.sync.aligned;\n",
             // All products except this block's are done, so the earlier tiles are free.
             "wgmma.wait_group.sync.aligned 1;\n",
@@ -166,11 +182,11 @@ pub(super) fn product_kernel<E: Float, O: Float, NA: Size>(
             of_a = in(_) of_a, of_b = in(_) of_b, blocks = in(_) blocks,
             a_step = const a_step, b_step = const b_step, stages = const STAGES
         );
-        let row = row0 + part * 64 + plane * 16 + lane / 4;
-        let column = column0 + lane % 4 * 2;
+        let row = row0 + part * comptime!(high as u32 - 64) + plane * 16 + lane / 4;
+        let column = column0 + part * comptime!((width - own) as u32) + lane % 4 * 2;
         let part_row = (CUBE_POS_Y * m) as usize;
         #[unroll]
-        for i in 0..comptime!(width / 8) {
+        for i in 0..comptime!(own / 8) {
             let at = column + comptime!(8 * i as u32);
             #[unroll]
             for half in 0..2usize {

@@ -10,6 +10,8 @@ use cubecl::prelude::*;
 
 use super::args::Epilogue;
 use super::epilogue::ProductOutputsLaunch;
+#[cfg(feature = "cuda")]
+use super::tiling::Tiling;
 use super::{LinearStrategy, plain, tensor_core};
 #[cfg(feature = "cuda")]
 use super::{hopper_skinny, hopper_split, hopper_wide};
@@ -17,7 +19,7 @@ use crate::backend::client::{elem_type, empty_like, grid, is_cuda, processors, v
 #[cfg(feature = "cuda")]
 use crate::backend::optional::OptionalFloat;
 #[cfg(feature = "cuda")]
-use crate::components::tma::{TILE_COLUMNS, tiles, with_rows};
+use crate::components::tma::{tiles, with_rows};
 
 /// Up to 32 rows `x` `[M, K]` times the transpose of `weight` `[N, K]`, with the epilogue, by the
 /// portable kernel or by matrix instructions.
@@ -166,15 +168,10 @@ pub(super) fn split(
         return y;
     }
     let client = x.client.clone();
-    let tiles = hopper_split::tiles_of(rows, width);
-    let [parts, each] = hopper_split::parts_of(inputs, tiles, processors(&client));
+    let tiling = Tiling::of([rows, width, inputs], processors(&client), true);
+    let (parts, dtype) = (tiling.parts, x.dtype);
     let sums = empty_like(&x, Shape::from([parts, rows, width]), DType::F32);
-    let (name, dtype) = (ptx_name(x.dtype), x.dtype);
-    multiply(
-        (x.clone(), weight, sums.clone()),
-        [parts, each],
-        hopper_wide::Blueprint { columns: hopper_split::COLUMNS, name },
-    );
+    multiply(x.clone(), weight, sums.clone(), tiling);
     // SAFETY: shapes were checked, and the kernel guards its writes.
     unsafe {
         hopper_split::add_parts_kernel::launch_unchecked(
@@ -203,35 +200,28 @@ pub(super) fn wide(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
     let [rows, inputs] = x.shape().dims();
     let [outputs, _] = weight.shape().dims();
     let output = empty_like(&x, Shape::from([rows, outputs]), x.dtype);
-    let bands = rows.div_ceil(hopper_wide::ROWS);
-    // Wide tiles read their factors least. Narrow tiles keep more processors busy.
-    let columns = if bands * outputs.div_ceil(256) >= processors(&x.client) { 256 } else { 128 };
-    let blueprint = hopper_wide::Blueprint { columns, name: ptx_name(x.dtype) };
-    multiply((x, weight, output.clone()), [1, inputs.div_ceil(TILE_COLUMNS)], blueprint);
+    let tiling = Tiling::of([rows, outputs, inputs], processors(&x.client), false);
+    multiply(x, weight, output.clone(), tiling);
     output
 }
 
 /// Writes the product of `x` `[M, K]` and the transpose of `weight` `[N, K]` to `output`
-/// `[parts, M, N]`, where each part sums so many blocks of 64 columns.
+/// `[parts, M, N]`.
 #[cfg(feature = "cuda")]
-fn multiply(
-    (x, weight, output): (CubeTensor, CubeTensor, CubeTensor),
-    [parts, blocks]: [usize; 2],
-    blueprint: hopper_wide::Blueprint,
-) {
+fn multiply(x: CubeTensor, weight: CubeTensor, output: CubeTensor, tiling: Tiling) {
     let [rows, inputs] = x.shape().dims();
     let [outputs, _] = weight.shape().dims();
-    let columns = blueprint.columns;
-    let tiles_of_output = rows.div_ceil(hopper_wide::ROWS) * outputs.div_ceil(columns);
     let (client, dtype) = (x.client.clone(), x.dtype);
+    let Tiling { rows: high, columns, parts, blocks } = tiling;
+    let blueprint = hopper_wide::Blueprint { rows: high, columns, name: ptx_name(dtype) };
     // SAFETY: shapes were checked, and the kernel guards its writes.
     unsafe {
         hopper_wide::product_kernel::launch_unchecked(
             &client,
-            CubeCount::Static(tiles_of_output as u32, parts as u32, 1),
+            CubeCount::Static(tiling.tiles(rows, outputs) as u32, parts as u32, 1),
             CubeDim::new_1d(hopper_wide::UNITS as u32),
-            columns / 2,
-            tiles(with_rows(x), hopper_wide::ROWS),
+            blueprint.sums(),
+            tiles(with_rows(x), high),
             tiles(with_rows(weight), columns),
             output.clone().into_buffer_arg(),
             hopper_wide::ProductSizeLaunch::new(

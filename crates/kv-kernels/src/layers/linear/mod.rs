@@ -18,6 +18,8 @@ mod plain;
 mod strategy;
 #[cfg(feature = "gpu")]
 mod tensor_core;
+#[cfg(feature = "gpu")]
+mod tiling;
 #[cfg(feature = "flex")]
 mod vectorised;
 

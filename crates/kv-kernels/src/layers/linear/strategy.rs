@@ -2,6 +2,8 @@
 
 use super::SKINNY;
 #[cfg(feature = "gpu")]
+use super::tiling::Tiling;
+#[cfg(feature = "gpu")]
 use crate::backend::strategy::DeviceTraits;
 use crate::backend::strategy::Strategy;
 
@@ -66,11 +68,11 @@ impl Strategy for LinearStrategy {
         // takes 24.9 at 64 rows and 25.3 at 128 (docs/results/kernels.md).
         let few = [Self::HopperSkinny, Self::TensorCore, Self::Portable];
         let many = [Self::HopperSplit, Self::HopperWide, Self::Matmul];
-        let fills = 2 * tiles_of(shape.rows, shape.outputs) > device.processors;
-        let candidates = match (shape.rows <= SKINNY, fills) {
-            (true, _) => &few[..],
-            (false, false) => &many[..],
-            (false, true) => &many[1..],
+        let sizes = [shape.rows, shape.outputs, shape.inputs];
+        let candidates = match shape.rows <= SKINNY {
+            true => &few[..],
+            false if Tiling::of(sizes, device.processors, true).parts > 1 => &many[..],
+            false => &many[1..],
         };
         candidates.iter().copied().find(serves).unwrap_or(Self::Matmul)
     }
@@ -109,17 +111,10 @@ impl Strategy for LinearStrategy {
 }
 
 #[cfg(feature = "cuda")]
-use super::hopper_split::tiles_of;
-#[cfg(feature = "cuda")]
 use crate::components::tma::copies_rows_of;
 
 /// No device is a Hopper GPU without `cuda`.
 #[cfg(all(feature = "gpu", not(feature = "cuda")))]
 fn copies_rows_of(_inputs: usize) -> bool {
     false
-}
-
-#[cfg(all(feature = "gpu", not(feature = "cuda")))]
-fn tiles_of(_rows: usize, _outputs: usize) -> usize {
-    0
 }
