@@ -598,8 +598,8 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// Bytes of keys, values and positions that a policy keeps of a document, as far as its budget tells
-/// before the document is computed.
+/// Bytes of keys, values and positions that a policy keeps of a document, as far as its budget
+/// tells before the document is computed.
 fn least_bytes(model: &Model, policy: &dyn Policy, tokens: usize) -> usize {
     let kept = match policy.budget() {
         Some(budget) => budget.resolve(tokens),
@@ -607,10 +607,9 @@ fn least_bytes(model: &Model, policy: &dyn Policy, tokens: usize) -> usize {
         None => 0,
     };
     let (config, dtype) = (model.config(), model.llama().dtype());
-    let heads = config.num_layers * config.num_kv_heads;
-    let slots =
-        MemoryReport::full(kept, config.num_layers, config.num_kv_heads, config.head_dim, dtype);
-    slots + kept * heads * size_of::<i32>()
+    let (layers, heads) = (config.num_layers, config.num_kv_heads);
+    let slots = MemoryReport::full(kept, layers, heads, config.head_dim, dtype);
+    slots + kept * layers * heads * size_of::<i32>()
 }
 
 /// Tells a job that found no row that it is cancelled.

@@ -118,8 +118,8 @@ async fn a_full_queue_says_when_to_come_again() {
     assert!(counts.0 >= 1 && counts.1 >= 1, "{counts:?}");
 }
 
-/// What the queue has no place for even when it is empty can never be served: it is no reason to come
-/// again.
+/// Choices for which even an empty queue has no place can never be served: coming again is of no
+/// use.
 #[tokio::test]
 async fn more_choices_than_may_wait_are_an_error() {
     let engine = engine(EngineOptions { queue: 2, ..EngineOptions::default() });
