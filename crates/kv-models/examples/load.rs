@@ -28,6 +28,7 @@
 
 use std::borrow::Borrow;
 use std::ops::RangeInclusive;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
@@ -37,6 +38,7 @@ use anyhow::{Result, anyhow};
 use burn::tensor::DType;
 use clap::Parser;
 use kv_models::{Engine, EngineOptions, Job, Model, Request, Totals, Update};
+use kv_parallel::{Ranks, Role};
 use kv_policies::Policy;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -92,6 +94,9 @@ struct Args {
     /// The share of the time that prompts may take while others decode.
     #[arg(long, default_value_t = 0.5)]
     prefill_share: f64,
+    /// Processes that compute the model together, with a GPU each.
+    #[arg(long)]
+    tensor_parallel: Option<usize>,
     /// Seed of arrivals and prompts.
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -111,12 +116,26 @@ struct Seen {
     failed: Option<String>,
 }
 
-fn main() -> Result<()> {
+fn main() -> Result<ExitCode> {
     let args = Args::parse();
+    let ranks = match Ranks::join(args.tensor_parallel)? {
+        Role::Starter(code) => return Ok(code),
+        Role::Rank(ranks) => ranks,
+    };
+    if ranks.shard().is_first() {
+        put_under_load(&args, &ranks)?;
+    } else {
+        Engine::follow(loader(&args, &ranks)?, options(&args, &ranks))?;
+    }
+    ranks.finish();
+    Ok(ExitCode::SUCCESS)
+}
+
+fn put_under_load(args: &Args, ranks: &Ranks) -> Result<()> {
     let (low, high) = args.inputs.split_once('-').unwrap_or((&args.inputs, &args.inputs));
     let inputs = low.parse::<usize>()?..=high.parse::<usize>()?;
-    let dtype = args.dtype.as_deref().map(dtype_of).transpose()?;
-    let engine = engine(&args, dtype)?;
+    // The engine that all policies have in turn.
+    let engine = Engine::start(loader(args, ranks)?, options(args, ranks))?;
     let mut rows = Vec::new();
     println!(
         "{:<20} {:>6} {:>6} {:>7} {:>8} {:>8} {:>5} {:>15} {:>15} {:>8} {:>15}",
@@ -141,7 +160,7 @@ fn main() -> Result<()> {
             true => kv_policies::with_budget(&config, args.budget),
             false => config,
         };
-        let row = run(&engine, &args, &config, inputs.clone())?;
+        let row = run(&engine, args, &config, inputs.clone())?;
         println!("{}", line(&row));
         rows.push(row);
     }
@@ -160,21 +179,36 @@ fn dtype_of(name: &str) -> Result<DType> {
     }
 }
 
-/// The engine that all policies have in turn.
-fn engine(args: &Args, dtype: Option<DType>) -> Result<Engine> {
-    let device = kv_core::select_device(args.device)?;
-    let name = args.model.clone();
+/// Loads a rank's part of the model.
+fn loader(
+    args: &Args,
+    ranks: &Ranks,
+) -> Result<impl FnOnce() -> kv_models::Result<Model> + Send + 'static> {
+    let (name, ranks) = (args.model.clone(), ranks.clone());
+    let dtype = args.dtype.as_deref().map(dtype_of).transpose()?;
+    let device = match ranks.shard().is_part() {
+        true => args.device.of_process(ranks.local()),
+        false => args.device,
+    };
+    Ok(move || {
+        let device = kv_core::select_device(device)?;
+        let collective = ranks.collective(&device)?;
+        Model::load_part(&name, &device, dtype, collective)
+    })
+}
+
+fn options(args: &Args, ranks: &Ranks) -> EngineOptions {
     let bytes = |gib: f64| (gib * f64::from(1 << 30)) as usize;
-    let options = EngineOptions {
+    EngineOptions {
         rows: args.rows,
         queue: args.requests + 1,
         bytes: bytes(args.cache_gib),
         groups: 1,
         prefill_share: args.prefill_share,
         context_bytes: bytes(args.context_gib),
+        meeting: ranks.meeting().cloned(),
         ..EngineOptions::default()
-    };
-    Ok(Engine::start(move || Model::load(&name, &device, dtype), options)?)
+    }
 }
 
 fn run(

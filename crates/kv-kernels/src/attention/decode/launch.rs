@@ -280,8 +280,14 @@ impl Call {
             }
             _ => None,
         };
-        let layout =
-            clustered.unwrap_or_else(|| Layout::of(&device, kernel, total_kv_heads, longest));
+        let [slots, _] = self.keys.shape().dims();
+        let uneven = || {
+            let may = clustered.is_none() && evicts.is_none() && !self.listed();
+            may.then(|| Layout::uneven(&device, kernel, total_kv_heads, longest, slots)).flatten()
+        };
+        let layout = clustered
+            .or_else(uneven)
+            .unwrap_or_else(|| Layout::of(&device, kernel, total_kv_heads, longest));
         // The kernel that evicts behind the attention takes the sums of parts, of a single one too.
         let evicts_behind = evicts.is_some_and(|evicts| !evicts.in_launch);
         let parts = match clustered {

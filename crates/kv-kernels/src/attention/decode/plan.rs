@@ -22,6 +22,11 @@ pub(crate) enum Kernel {
 /// Cubes that run on a processor at once: two of the kernel for matrix instructions, which takes
 /// shared memory for that, and about five of the portable kernel.
 const CUBES_EACH: [usize; 2] = [2, 5];
+/// How many times all cubes of ranges of different lengths fill the device, about; and the most parts
+/// of a range. More parts end more evenly, but each takes some microseconds to begin, and lengths
+/// are not known where a step is recorded: ranges may be short.
+const UNEVEN_WAVES: usize = 6;
+const MOST_UNEVEN: usize = 8;
 /// The fewest slots of a part: below that a cube is not worthwhile.
 const SMALLEST_PART: usize = 64;
 
@@ -84,6 +89,23 @@ impl Layout {
     ) -> Self {
         let (splits, kernel) = splits(device.processors, kernel, total_kv_heads, longest);
         Self { splits, kernel, room: room(device, kernel) }
+    }
+
+    /// The layout for ranges of very different lengths in a pool of `slots` slots, such as sequences
+    /// that come and go; `None` where lengths may be alike. Each range has several parts, so that no
+    /// cube reads much longer than the others.
+    pub(crate) fn uneven(
+        device: &DeviceTraits,
+        kernel: Kernel,
+        total_kv_heads: usize,
+        longest: usize,
+        slots: usize,
+    ) -> Option<Self> {
+        let Kernel::TensorCore { .. } = kernel else { return None };
+        let cubes = UNEVEN_WAVES * CUBES_EACH[0] * device.processors;
+        let splits = (cubes / total_kv_heads.max(1)).min(MOST_UNEVEN);
+        let differ = 2 * slots < total_kv_heads * longest;
+        (differ && splits > 1).then(|| Self { splits, kernel, room: room(device, kernel) })
     }
 
     /// The layout in which clusters join the parts of a range in the attention's launch; `None`
