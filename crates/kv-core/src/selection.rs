@@ -22,6 +22,8 @@ pub struct Selection {
     /// The kept tokens, as chosen by the host or read from the device.
     kept: OnceLock<Vec<Vec<u32>>>,
     chosen: Option<Chosen>,
+    /// Whether the heads of each sequence are known to keep the same tokens.
+    alike: bool,
 }
 
 /// Tokens that the device has chosen.
@@ -54,12 +56,29 @@ impl Selection {
     /// A selection of tokens that ascend in each head already.
     fn of(kept: Vec<Vec<u32>>) -> Self {
         let lengths = kept.iter().map(Vec::len).collect();
-        Self { lengths, kept: OnceLock::from(kept), chosen: None }
+        Self { lengths, kept: OnceLock::from(kept), chosen: None, alike: false }
     }
 
     /// Keeps all of `tokens` tokens in each of `total_kv_heads` head ranges.
     pub fn all(total_kv_heads: usize, tokens: usize) -> Self {
-        Self::of(vec![(0..tokens as u32).collect(); total_kv_heads])
+        Self::of(vec![(0..tokens as u32).collect(); total_kv_heads]).with_heads_alike()
+    }
+
+    /// The selection of whoever knows that all heads of a sequence keep the same tokens, as where
+    /// they have the same scores.
+    #[must_use]
+    pub fn with_heads_alike(self) -> Self {
+        Self { alike: true, ..self }
+    }
+
+    /// Whether all `kv_heads` heads of each sequence keep the same tokens. Waits for the device
+    /// where that is not known ([`Self::with_heads_alike`]).
+    ///
+    /// # Errors
+    /// [`Error::Read`].
+    pub fn has_heads_alike(&self, kv_heads: usize) -> Result<bool> {
+        let alike = |heads: &[Vec<u32>]| heads.iter().all(|kept| *kept == heads[0]);
+        Ok(self.alike || self.kept()?.chunks(kv_heads.max(1)).all(alike))
     }
 
     /// The highest `budget` scores of each head; see [`top`] for ties.
@@ -106,7 +125,7 @@ impl Selection {
         let choice = Choice::Top(upload(&lengths));
         let indices = top_slots(scores, Some(upload(among)), choice, most)?.indices;
         let chosen = Some(Chosen { indices, among: among.to_vec() });
-        Ok(Self { lengths, kept: OnceLock::new(), chosen })
+        Ok(Self { lengths, kept: OnceLock::new(), chosen, alike: false })
     }
 
     /// The tokens that are not kept, of heads of `lengths` tokens, ascending. The device finds them
@@ -322,6 +341,17 @@ fn counted(numbers: &[usize], device: &Device) -> Tensor<1, Int> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn heads_that_keep_the_same_tokens_are_alike() {
+        let heads = |kept: [&[u32]; 4]| Selection::new(kept.map(<[u32]>::to_vec).into()).unwrap();
+        let alike = heads([&[0, 2], &[2, 0], &[1], &[1]]);
+        assert!(alike.has_heads_alike(2).unwrap());
+        assert!(!alike.has_heads_alike(4).unwrap());
+        assert!(!heads([&[0], &[0], &[1], &[2]]).has_heads_alike(2).unwrap());
+        assert!(Selection::all(4, 3).has_heads_alike(4).unwrap());
+        assert!(Selection::all(0, 3).has_heads_alike(0).unwrap());
+    }
 
     #[test]
     fn ada_keeps_the_total_and_the_floor() {

@@ -1,7 +1,7 @@
 //! A decoder with its tokenizer, by name.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, ThreadId};
 
 use burn::tensor::{DType, Device};
@@ -38,6 +38,8 @@ pub struct Model {
     chat: Option<std::result::Result<ChatTemplate, String>>,
     /// The thread that loaded the model.
     home: ThreadId,
+    /// [`Self::fingerprint`], once it is known.
+    fingerprint: OnceLock<String>,
 }
 
 impl Model {
@@ -77,8 +79,15 @@ impl Model {
             let config = preset(preset_name)?;
             let dtype = dtype.unwrap_or_else(|| default_dtype(config.dtype, device));
             let llama = Llama::random(config, dtype, device, ranks)?;
-            let home = thread::current().id();
-            return Ok(Self { name: name.into(), llama, tokenizer: None, chat: None, home });
+            let (home, fingerprint) = (thread::current().id(), OnceLock::new());
+            return Ok(Self {
+                name: name.into(),
+                llama,
+                tokenizer: None,
+                chat: None,
+                home,
+                fingerprint,
+            });
         }
         #[cfg(feature = "needle-1m")]
         if name == embedded::NAME && !Path::new(name).is_dir() {
@@ -92,6 +101,7 @@ impl Model {
                 tokenizer: Some(Tokenizer::from_bytes(embedded::TOKENIZER)?),
                 chat: None,
                 home: thread::current().id(),
+                fingerprint: OnceLock::new(),
             });
         }
         let path = Path::new(name);
@@ -144,6 +154,7 @@ impl Model {
             tokenizer,
             chat,
             home: thread::current().id(),
+            fingerprint: OnceLock::new(),
         })
     }
 
@@ -178,6 +189,7 @@ impl Model {
             tokenizer: Some(Tokenizer::from_bytes(tokenizer.as_bytes())?),
             chat,
             home: thread::current().id(),
+            fingerprint: OnceLock::new(),
         })
     }
 
@@ -203,12 +215,17 @@ impl Model {
     /// # Errors
     /// [`ModelError`] where the weights cannot be read.
     pub fn fingerprint(&self) -> Result<String> {
+        // Every session asks for it, and reading the device would wait for all of its work.
+        if let Some(known) = self.fingerprint.get() {
+            return Ok(known.clone());
+        }
         let config = self.config();
         let (layers, heads, dim) = (config.num_layers, config.num_kv_heads, config.head_dim);
         let sum = fnv_1a(self.llama.last_norm()?.into_iter().flat_map(f32::to_le_bytes));
         let shard = self.llama.ranks().shard();
         let part = if shard.is_part() { format!(", {shard}") } else { String::new() };
-        Ok(format!("{} ({layers} x {heads} x {dim}, {sum:016x}{part})", self.name))
+        let own = format!("{} ({layers} x {heads} x {dim}, {sum:016x}{part})", self.name);
+        Ok(self.fingerprint.get_or_init(|| own).clone())
     }
 
     /// The thread that loaded the model.

@@ -238,7 +238,12 @@ impl Policy for LongFlow {
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
         let [batch, kv_heads, tokens, _] = observation.dims();
         match self.prompt_scores(observation)? {
-            Some((scores, budget)) => Ok(Selection::highest(scores, budget)?.into()),
+            Some((scores, budget)) => {
+                let kept = Selection::highest(scores, budget)?;
+                // Heads that give up tokens together have the same scores.
+                let together = self.scope == Scope::Layer;
+                Ok(if together { kept.with_heads_alike() } else { kept }.into())
+            }
             None => Ok(Selection::all(batch * kv_heads, tokens).into()),
         }
     }
@@ -251,10 +256,8 @@ impl Policy for LongFlow {
     ) -> Result<()> {
         let limit = self.limit(observation);
         self.check_protected(limit)?;
-        let heads =
-            || Ok::<_, PolicyError>(selection.kept()?.chunks(cache.layout().kv_heads().max(1)));
-        let alike = |heads: &[Vec<u32>]| heads.iter().all(|kept| *kept == heads[0]);
-        if self.scope == Scope::Layer && !heads()?.into_iter().all(alike) {
+        let kv_heads = cache.layout().kv_heads();
+        if self.scope == Scope::Layer && !selection.has_heads_alike(kv_heads)? {
             let reason = "`scope` is `layer`, where all heads overwrite the same token, but heads \
                           keep different tokens of the prompt: expected `head`";
             return Err(PolicyError::InvalidConfig { policy: NAME.into(), reason: reason.into() });
