@@ -16,7 +16,7 @@ use burn::tensor::{DType, Device, Tensor};
 use clap::Parser;
 use kv_core::{DeviceChoice, select_device};
 use kv_kernels::Recording;
-use kv_parallel::{Collective, Ranks, Role};
+use kv_parallel::{Ranks, Role};
 use statrs::statistics::{Data, OrderStatistics};
 
 /// Times sums over ranks.

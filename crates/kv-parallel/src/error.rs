@@ -46,14 +46,6 @@ pub enum ParallelError {
         /// The rank.
         rank: usize,
     },
-    /// A rank without something that another rank has.
-    #[error("rank {rank} has no {what}, which rank 0 has")]
-    Lacks {
-        /// The rank.
-        rank: usize,
-        /// What it lacks.
-        what: String,
-    },
     /// Ranks with tensors of different sizes: they do not run the same program.
     #[error("rank {rank} adds {actual} numbers where another rank adds {expected}")]
     UnequalParts {

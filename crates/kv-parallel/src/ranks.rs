@@ -34,17 +34,21 @@ impl Ranks {
         Self { shard: Shard::WHOLE, local: 0, meeting: None }
     }
 
-    /// Becomes one of `asked` ranks.
+    /// Becomes one of `asked` ranks: alone where one is asked for.
     ///
     /// * Where a launcher has started several processes (`RANK` and `WORLD_SIZE` of torchrun and
-    ///   Kubernetes, or the variables of `mpirun` and `srun`), this process is one of them.
+    ///   Kubernetes, or the variables of `mpirun` and `srun`), this process is one of them. Where
+    ///   none are asked for, it must also be told where they meet.
     /// * Else, this process starts itself `asked` times and waits: [`Role::Starter`].
     ///
     /// # Errors
     /// [`ParallelError::Environment`], [`ParallelError::WorldSize`], [`ParallelError::Process`],
     /// and [`ParallelError::TimedOut`] where a rank does not come within a minute.
     pub fn join(asked: Option<usize>) -> Result<Role> {
-        let Some(place) = Place::find(|name| env::var(name).ok())? else {
+        if asked == Some(1) {
+            return Ok(Role::Rank(Self::alone()));
+        }
+        let Some(place) = Place::find(asked.is_some(), |name| env::var(name).ok())? else {
             return match asked {
                 Some(world) if world > 1 => start::run(world).map(Role::Starter),
                 _ => Ok(Role::Rank(Self::alone())),
@@ -57,6 +61,7 @@ impl Ranks {
         if !place.has_nccl {
             return Err(again(&place));
         }
+        start::end_with_starter();
         let meeting = Some(Arc::new(Meeting::join(place.shard, place.meeting)?));
         Ok(Role::Rank(Self { shard: place.shard, local: place.local, meeting }))
     }

@@ -57,7 +57,7 @@ fn work(task: &str, ranks: &Ranks) {
         "exit" if is_second => std::process::exit(3),
         "kill" if is_second => std::process::abort(),
         // As where a device waits for a sum that never comes.
-        "exit" | "kill" => std::thread::sleep(Duration::from_secs(60)),
+        "exit" | "kill" | "kill-starter" => std::thread::sleep(Duration::from_secs(60)),
         "obey" => {
             let meeting = ranks.meeting().unwrap();
             if ranks.shard().is_first() {
@@ -128,6 +128,45 @@ fn a_rank_that_dies_ends_all() {
         assert!(!output.status.success(), "{text}");
         assert!(text.contains("rank 1 of 3 has died"), "{text}");
         assert!(begun.elapsed() < SOON, "{task}: {:?}", begun.elapsed());
+    }
+}
+
+/// A starter that is killed cannot end its ranks.
+#[cfg(target_os = "linux")]
+#[test]
+fn ranks_end_with_the_process_that_started_them() {
+    let mut starter = again("kill-starter").stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let starter = starter.as_mut().unwrap();
+    let of = starter.id();
+    // The test's thread starts the ranks, rather than the main one.
+    let threads = || std::fs::read_dir(format!("/proc/{of}/task")).unwrap();
+    let children = || -> Vec<String> {
+        let each = threads().filter_map(|thread| {
+            std::fs::read_to_string(thread.ok()?.path().join("children")).ok()
+        });
+        each.flat_map(|ids| ids.split_whitespace().map(str::to_string).collect::<Vec<_>>())
+            .collect()
+    };
+    let begun = Instant::now();
+    let mut ranks = children();
+    while ranks.len() < RANKS {
+        assert!(begun.elapsed() < SOON, "{ranks:?}");
+        std::thread::sleep(Duration::from_millis(10));
+        ranks = children();
+    }
+    // They have met: a rank that has not would wait for the others.
+    std::thread::sleep(Duration::from_millis(300));
+    starter.kill().unwrap();
+    starter.wait().unwrap();
+    let begun = Instant::now();
+    let runs = |id: &String| {
+        let state = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+        // A process that has ended may wait for whoever adopts it.
+        !state.is_empty() && !state.contains(") Z ")
+    };
+    while ranks.iter().any(runs) {
+        assert!(begun.elapsed() < SOON, "{ranks:?}");
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

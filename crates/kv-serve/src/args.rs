@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use axum::http::Uri;
 use burn::tensor::DType;
 use bytesize::ByteSize;
 use clap::{Parser, ValueEnum};
@@ -89,7 +90,7 @@ pub struct Args {
     pub api_key: Vec<String>,
     /// An origin whose pages may call the API (`https://example.org`), or `*`; none by default. May
     /// be given several times
-    #[arg(long, value_name = "ORIGIN")]
+    #[arg(long, value_name = "ORIGIN", value_parser = origin)]
     pub cors: Vec<String>,
     /// The most new tokens of a request, and the number of a chat that gives none
     #[arg(long, default_value_t = 4096, value_parser = positive)]
@@ -147,6 +148,25 @@ fn share(text: &str) -> Result<f64, String> {
     share.ok_or_else(|| "expected a number from 0 to 0.95".into())
 }
 
+/// An origin as browsers send it, in lower case: a scheme, a host and perhaps a port.
+fn origin(text: &str) -> Result<String, String> {
+    let text = text.to_ascii_lowercase();
+    let uri: Option<Uri> = text.parse().ok();
+    let bare = uri.and_then(|uri| {
+        let (scheme, host) = (uri.scheme_str()?, uri.host()?);
+        Some(match uri.port_u16() {
+            Some(port) => format!("{scheme}://{host}:{port}"),
+            None => format!("{scheme}://{host}"),
+        })
+    });
+    if text == "*" || bare.as_ref() == Some(&text) {
+        return Ok(text);
+    }
+    Err("expected an origin such as `https://example.org` or `http://localhost:3000`, without a \
+         path, or `*`"
+        .into())
+}
+
 fn positive(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) | Err(_) => Err("expected a whole number, at least 1".into()),
@@ -166,6 +186,9 @@ mod tests {
         assert_eq!((parsed.cache_bytes.as_u64(), parsed.api_key.len()), (1 << 30, 2));
         assert_eq!((parsed.model.as_str(), parsed.port), ("needle-1m", 8000));
         assert_eq!(parsed.request_timeout, Duration::from_secs(2));
+        let origins = "--cors https://Example.org --cors http://[::1]:3000 --cors *";
+        let parsed = args(&format!("kv-serve {origins}")).unwrap();
+        assert_eq!(parsed.cors, ["https://example.org", "http://[::1]:3000", "*"]);
         for (line, part) in [
             ("kv-serve --rows 0", "at least 1"),
             ("kv-serve --queue 0", "at least 1"),
@@ -175,6 +198,11 @@ mod tests {
             ("kv-serve --host nowhere", "invalid"),
             ("kv-serve --device vulcan", "vulkan"),
             ("kv-serve --cache-bytes much", "invalid"),
+            ("kv-serve --cors notanorigin", "expected an origin"),
+            ("kv-serve --cors localhost:3000", "expected an origin"),
+            ("kv-serve --cors https://example.org/", "expected an origin"),
+            ("kv-serve --cors https://me@example.org", "expected an origin"),
+            ("kv-serve --cors https://example.org:port", "expected an origin"),
         ] {
             let error = args(line).unwrap_err().to_string();
             assert!(error.contains(part), "{line}: {error}");

@@ -177,7 +177,10 @@ impl From<JobError> for ApiError {
                 let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
                 Self { retry_after: Some(1), ..error.code("queue_full") }
             }
-            JobError::TooLarge { .. } => Self::bad_request(message).code("cache_too_small"),
+            JobError::TooLarge { .. } | JobError::ContextsFull { .. } => {
+                Self::bad_request(message).code("cache_too_small")
+            }
+            JobError::OtherRank { .. } => Self::internal(message),
             JobError::UnknownContext { .. } => {
                 Self::not_found("context_not_found", message).about("kv.context")
             }

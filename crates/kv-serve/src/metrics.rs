@@ -160,7 +160,7 @@ fn gateway(load: &Load) -> [(&'static str, &'static str, f64); 3] {
     [
         ("vllm:num_requests_waiting", "Requests in the queue", load.waiting as f64),
         ("vllm:num_requests_running", "Requests that prefill or decode", running as f64),
-        ("vllm:kv_cache_usage_perc", "Share of the caches' bytes that is in use", share(load)),
+        ("vllm:kv_cache_usage_perc", "Share of the fullest group's caches in use", load.fullest),
     ]
 }
 

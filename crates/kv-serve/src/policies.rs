@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kv_core::Budget;
-use kv_policies::{POLICIES, Policy, build, with_budget};
+use kv_policies::{POLICIES, Policy, PolicyError, build, build_named, with_budget};
 use serde_json::{Map, Value, json};
 
 use crate::error::{ApiError, Result};
@@ -13,6 +13,9 @@ const PARTS: [&str; 5] = ["policy", "evictor", "candidates", "prefill", "decode"
 
 /// Options that name a file of the server, which no request may read.
 const FILES: [&str; 2] = ["alpha", "channels"];
+
+/// How a policy's error begins that names an option which the policy does not have.
+const UNKNOWN: [&str; 2] = ["unknown field `", "unknown parameter `"];
 
 /// The operator's default policy, and those that requests may name instead.
 #[derive(Debug, Clone)]
@@ -86,12 +89,39 @@ impl Policies {
         }
         config = with_budget(&config, self.budget);
         build(&config).map_err(|error| {
-            let param = match error {
-                kv_policies::PolicyError::UnknownPolicy { .. } => "kv.policy",
-                _ => "kv",
+            let unknown = match &error {
+                PolicyError::UnknownPolicy { .. } => {
+                    Some(ApiError::invalid("kv.policy", error.to_string()))
+                }
+                PolicyError::InvalidConfig { policy, reason } => {
+                    self.unknown_option(&config, policy, reason)
+                }
+                _ => None,
             };
-            ApiError::invalid(param, error.to_string())
+            unknown.unwrap_or_else(|| ApiError::invalid("kv", error.to_string()))
         })
+    }
+
+    /// The refusal of an option that a policy does not have, with the nearest one that it has;
+    /// `None` where a configuration is wrong for another reason.
+    fn unknown_option(&self, config: &Value, policy: &str, reason: &str) -> Option<ApiError> {
+        let named = UNKNOWN.iter().find_map(|start| reason.strip_prefix(*start))?;
+        let key = named.split('`').next()?;
+        let field = path_of("kv", config, policy, key)?;
+        let own = build_named(policy, self.budget).map(|own| own.config()).unwrap_or_default();
+        let required = kv_policies::entry(policy).map(|entry| entry.required).unwrap_or_default();
+        let options = own.as_object().into_iter().flat_map(Map::keys).map(String::as_str);
+        let nearest = options
+            .chain(required.iter().copied())
+            // Lengths first: a request's key may be very long.
+            .filter(|known| known.len().abs_diff(key.len()) <= known.len() / 2)
+            .map(|known| (strsim::levenshtein(key, known), known))
+            .min()
+            .filter(|(distance, known)| *distance <= known.len() / 2);
+        let hint = nearest.map(|(_, known)| format!(" (did you mean `{known}`?)"));
+        let hint = hint.unwrap_or_default();
+        let message = format!("`{field}` is not supported by the policy `{policy}`{hint}");
+        Some(ApiError::unsupported(field, message))
     }
 
     /// Checks the names of an object's policies, and of those within it.
@@ -142,6 +172,15 @@ impl Policies {
     }
 }
 
+/// The path of an option within a configuration, at the policy that it was given to.
+fn path_of(path: &str, config: &Value, policy: &str, key: &str) -> Option<String> {
+    let map = config.as_object()?;
+    if config["policy"] == policy && map.contains_key(key) {
+        return Some(format!("{path}.{key}"));
+    }
+    map.iter().find_map(|(name, part)| path_of(&format!("{path}.{name}"), part, policy, key))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -176,7 +215,15 @@ mod tests {
             (json!({"budget": 0}), "kv.budget"),
             (json!({"budget": 1.5}), "kv.budget"),
             (json!({"budget": "much"}), "kv.budget"),
-            (json!({"windw": 3}), "windw"),
+            (json!({"windw": 3}), "did you mean `window`"),
+            (json!({"budgt": 3}), "kv.budgt"),
+            (json!({"policy": "knorm", "budgt": 3}), "did you mean `budget`"),
+            (json!({"anything": 3}), "kv.anything"),
+            (
+                json!({"policy": "combine", "prefill": {"policy": "snapkv"},
+                    "decode": {"policy": "h2o", "intervall": 2}}),
+                "kv.decode.intervall",
+            ),
             (json!({"policy": "duo-attention", "alpha": "/etc/passwd"}), "kv.alpha"),
         ] {
             let error = chosen(&all, kv.clone()).unwrap_err();

@@ -18,6 +18,8 @@ const BACKLOG: u32 = 4096;
 
 /// The time that answers have to reach their clients once all jobs have ended.
 const LAST_BYTES: Duration = Duration::from_secs(5);
+/// How long the engine may take to end once the patience with its jobs has.
+const LAST_STEP: Duration = Duration::from_secs(10);
 
 /// Listens on an address, within a runtime of tokio.
 ///
@@ -65,7 +67,13 @@ pub async fn serve(
     tracing::info!("ending: running requests have {patience:?}");
     app.drain();
     let answered = tokio::spawn(connections.end());
-    match tokio::task::spawn_blocking(move || engine.shut_down(patience)).await {
+    // A device, or another rank, may never answer.
+    let ended = tokio::task::spawn_blocking(move || engine.shut_down(patience));
+    let Ok(ended) = tokio::time::timeout(patience + LAST_STEP, ended).await else {
+        tracing::error!("the engine does not end: its device does not answer");
+        std::process::exit(1);
+    };
+    match ended {
         Ok(Ok(0)) => tracing::info!("all requests have ended"),
         Ok(Ok(count)) => tracing::warn!("{count} requests were cancelled"),
         Ok(Err(error)) => tracing::warn!("{error}"),

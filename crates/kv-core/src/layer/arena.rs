@@ -59,6 +59,13 @@ impl LayerCache {
         arena.slots - LayerCache::SCRATCH - taken
     }
 
+    /// The share of the arena's slots that sequences have.
+    pub fn share_of_arena(&self) -> f64 {
+        let Some(arena) = &self.layout.arena else { return 0.0 };
+        let all = arena.slots - LayerCache::SCRATCH;
+        (all - self.free_in_arena()) as f64 / all.max(1) as f64
+    }
+
     /// Puts the one sequence of `from` into the idle row `row`, with heads of `capacities` slots,
     /// `[Hkv]`. Sequences in the way of one block are moved. Does not wait for the device.
     ///

@@ -10,11 +10,10 @@ use std::time::SystemTime;
 use std::{fs, io};
 
 use kv_core::LayerCache;
-use kv_parallel::ParallelError;
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
-use super::group::{bytes_of, held_of};
+use super::group::{bytes_of, held_in};
 use super::job::{Held, JobError};
 use crate::{Model, ModelError, Session};
 
@@ -122,19 +121,20 @@ impl<'a> Contexts<'a> {
         self.all.keys().cloned().collect()
     }
 
-    /// Leaves the contexts that the first rank has, so that all ranks have the same.
-    ///
-    /// # Errors
-    /// [`ParallelError::Lacks`] for a context that this rank has not loaded.
-    pub(super) fn keep_only(&mut self, names: &[String], rank: usize) -> Result<(), JobError> {
-        self.all.retain(|name, _| names.contains(name));
-        match names.iter().find(|name| !self.all.contains_key(*name)) {
-            None => Ok(()),
-            Some(name) => {
-                let what = format!("context `{name}`");
-                Err(ModelError::from(ParallelError::Lacks { rank, what }).into())
+    /// Whether there is a context of this name.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.all.contains_key(name)
+    }
+
+    /// Leaves the contexts of these names, which all ranks have.
+    pub(super) fn keep_only(&mut self, names: &[String]) {
+        self.all.retain(|name, _| {
+            let stays = names.contains(name);
+            if !stays {
+                tracing::warn!("context `{name}` is not loaded: another rank does not have it");
             }
-        }
+            stays
+        });
     }
 
     fn read(&self, model: &'a Model, name: &str, path: &Path) -> Result<Context<'a>, JobError> {
@@ -153,7 +153,7 @@ impl<'a> Contexts<'a> {
     /// Checks that a context may get a name and has room.
     ///
     /// # Errors
-    /// [`JobError::ContextName`], [`JobError::ContextExists`], [`JobError::TooLarge`].
+    /// [`JobError::ContextName`], [`JobError::ContextExists`], [`JobError::ContextsFull`].
     pub(super) fn check(&self, name: &str, bytes: usize) -> Result<(), JobError> {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
         let hidden = name.starts_with('.');
@@ -165,9 +165,8 @@ impl<'a> Contexts<'a> {
         }
         let taken = self.bytes();
         if taken + bytes > self.limit {
-            let fits = format!("{} are free: delete a context", self.limit.saturating_sub(taken));
-            let (policy, needed, limit) = (name.to_string(), bytes, self.limit);
-            return Err(JobError::TooLarge { policy, needed, limit, fits });
+            let (name, limit) = (name.to_string(), self.limit);
+            return Err(JobError::ContextsFull { name, needed: bytes, taken, limit });
         }
         Ok(())
     }
@@ -209,7 +208,7 @@ impl<'a> Contexts<'a> {
     /// The tokens of a document, and the mean number of slots that a head keeps of them.
     pub(super) fn kept(&self, name: &str) -> Option<(usize, usize)> {
         let context = self.all.get(name)?;
-        let kept = held_of(context.session.cache(), 0).tokens.ceil() as usize;
+        let kept = held_in(&context.session, 0).tokens.ceil() as usize;
         Some((context.tokens.len(), kept))
     }
 
@@ -223,15 +222,27 @@ impl<'a> Contexts<'a> {
         self.all.values().map(|context| bytes_of(context.session.cache())).sum()
     }
 
-    /// Drops a context and its files.
+    /// Checks that a context and its files may be dropped.
     ///
     /// # Errors
     /// [`JobError::UnknownContext`], and [`JobError::ForeignFile`] where others have changed its
-    /// files, which drops nothing.
-    pub(super) fn forget(&mut self, name: &str) -> Result<(), JobError> {
+    /// files.
+    pub(super) fn may_forget(&self, name: &str) -> Result<(), JobError> {
         let context = self.all.get(name).ok_or_else(|| self.unknown(name))?;
-        if let (Some(files), Some(written)) = (self.files(name), context.files) {
-            files.check(Some(written))?;
+        match (self.files(name), context.files) {
+            (Some(files), Some(written)) => files.check(Some(written)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Drops a context and its files.
+    ///
+    /// # Errors
+    /// [`JobError::UnknownContext`], and [`JobError::Model`] where a file stays.
+    pub(super) fn forget(&mut self, name: &str) -> Result<(), JobError> {
+        let unknown = self.unknown(name);
+        let context = self.all.remove(name).ok_or(unknown)?;
+        if let (Some(files), Some(_)) = (self.files(name), context.files) {
             for path in [&files.names, &files.cache] {
                 match fs::remove_file(path) {
                     Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -241,7 +252,6 @@ impl<'a> Contexts<'a> {
                 }
             }
         }
-        self.all.remove(name);
         Ok(())
     }
 
@@ -298,7 +308,7 @@ impl Context<'_> {
             name: name.into(),
             policy: self.session.policy().config(),
             tokens: self.tokens.len(),
-            held: held_of(self.session.cache(), 0),
+            held: held_in(&self.session, 0),
             is_saved: self.files.is_some(),
         }
     }

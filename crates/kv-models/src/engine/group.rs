@@ -275,7 +275,7 @@ impl<'a> Group<'a> {
 
     /// The slots that a row holds.
     fn held(&self, at: usize) -> Held {
-        held_of(self.decoder.session().cache(), at)
+        held_in(self.decoder.session(), at)
     }
 
     /// The jobs' load.
@@ -299,6 +299,14 @@ impl<'a> Group<'a> {
         let is_it = |row: &Option<Row>| row.as_ref().is_some_and(|row| row.id == id);
         let at = self.rows.iter().position(is_it)?;
         Some(picture_of(self.decoder.session().cache(), at))
+    }
+
+    /// The share of the group that jobs have: of an arena's slots, or of other groups' rows.
+    pub(super) fn share(&self) -> f64 {
+        let rows = self.running() as f64 / self.rows.len().max(1) as f64;
+        let layers = self.decoder.session().cache().layers.iter();
+        let slots = layers.filter(|layer| layer.is_arena()).map(LayerCache::share_of_arena);
+        slots.fold(rows, f64::max)
     }
 
     /// Bytes that the group's cache takes.
@@ -348,8 +356,16 @@ pub(super) fn bytes_of(cache: &KvCache) -> usize {
     cache.memory().total()
 }
 
-/// The slots that a row of a cache holds.
-pub(super) fn held_of(cache: &KvCache, at: usize) -> Held {
+/// The slots that a row of a session holds. Bytes are of all ranks: each has as many.
+pub(super) fn held_in(session: &Session<'_>, at: usize) -> Held {
+    let ranks = session.model().llama().ranks().shard().world();
+    let Held { tokens, live_bytes, bytes, full_bytes } = held_of(session.cache(), at);
+    let [live_bytes, bytes, full_bytes] = [live_bytes, bytes, full_bytes].map(|own| own * ranks);
+    Held { tokens, live_bytes, bytes, full_bytes }
+}
+
+/// The slots that a row of a rank's cache holds.
+fn held_of(cache: &KvCache, at: usize) -> Held {
     let (mut slots, mut live_bytes, mut bytes, mut ranges, mut full_slot) = (0, 0, 0, 0, 0);
     for layer in &cache.layers {
         let heads = layer.layout().kv_heads();

@@ -160,6 +160,27 @@ pub enum JobError {
         /// What would fit.
         fits: String,
     },
+    /// A context for which contexts have no room.
+    #[error(
+        "context `{name}` needs {needed} bytes, and contexts have {limit}, of which {taken} are \
+         taken; give a smaller budget, delete a context, or let the operator give contexts more"
+    )]
+    ContextsFull {
+        /// The context.
+        name: String,
+        /// Bytes that it needs.
+        needed: usize,
+        /// Bytes that other contexts have.
+        taken: usize,
+        /// Bytes of all contexts.
+        limit: usize,
+    },
+    /// Something that this rank could do and another one could not.
+    #[error("another rank could not {action}: its log says why")]
+    OtherRank {
+        /// What it was to do.
+        action: String,
+    },
     /// No context of this name.
     #[error("no context `{name}`{known}")]
     UnknownContext {

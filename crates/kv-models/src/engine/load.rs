@@ -20,6 +20,8 @@ pub struct Load {
     pub allocated: usize,
     /// Bytes that they may take together.
     pub most_bytes: usize,
+    /// The share of the fullest group of jobs that is taken, of its slots or of its rows.
+    pub fullest: f64,
     /// Each job that decodes.
     pub jobs: Vec<JobLoad>,
     /// What has happened since the engine started.

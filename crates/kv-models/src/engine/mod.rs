@@ -21,12 +21,13 @@ mod script;
 mod start;
 mod worker;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use burn::tensor::DType;
 use kv_parallel::{Meeting, ParallelError};
@@ -125,6 +126,14 @@ struct State {
     /// Whether the thread takes no more commands.
     is_closed: AtomicBool,
     load: Mutex<Load>,
+    /// When the thread last began a turn: some layers of a prompt and a step.
+    turn: Mutex<Option<Instant>>,
+}
+
+impl State {
+    fn note_turn(&self) {
+        *self.turn.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
 }
 
 impl Engine {
@@ -158,9 +167,12 @@ impl Engine {
                 }
             };
             let _ = loaded.send(Ok(ModelCard::new(&model)));
-            if let Err(error) = worker.run(&received) {
-                own_state.is_closed.store(true, Ordering::Release);
-                tracing::error!("the engine has ended: {error}");
+            let ended = catch_unwind(AssertUnwindSafe(|| worker.run(&received)));
+            own_state.is_closed.store(true, Ordering::Release);
+            match ended {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::error!("the engine has ended: {error}"),
+                Err(_) => tracing::error!("the engine has panicked, and takes no more jobs"),
             }
         });
         let stopped = |reason: String| JobError::Stopped { reason };
@@ -310,6 +322,19 @@ impl Engine {
     /// [`JobError::Stopped`].
     pub fn shut_down(&self, patience: Duration) -> std::result::Result<usize, JobError> {
         self.ask(|reply| Command::ShutDown { patience, reply })
+    }
+
+    /// Whether the engine takes jobs: not after it has been shut down, and not after a failure that
+    /// ended its thread.
+    pub fn is_open(&self) -> bool {
+        !self.shared.state.is_closed.load(Ordering::Acquire)
+    }
+
+    /// The time since the engine's thread last began a turn. It begins one at least every second,
+    /// unless a layer of a long prompt takes longer, or a device or another rank does not answer.
+    pub fn since_turn(&self) -> Duration {
+        let turn = self.shared.state.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        turn.map(|turn| turn.elapsed()).unwrap_or_default()
     }
 
     fn send(&self, command: Command) -> std::result::Result<(), JobError> {

@@ -41,6 +41,17 @@ impl Script {
         matches!(self, Self::Follows(_))
     }
 
+    /// Whether all ranks say yes.
+    ///
+    /// # Errors
+    /// [`ParallelError::RankLeft`].
+    pub(super) fn agree(&self, own: bool) -> Result<bool, ParallelError> {
+        match self {
+            Self::Alone => Ok(own),
+            Self::Leads(meeting) | Self::Follows(meeting) => meeting.agree(own),
+        }
+    }
+
     /// The first rank's choice.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use kv_parallel::ParallelError;
 use kv_policies::{LayerContext, Policy};
 
 use super::context::ContextInfo;
-use super::group::held_of;
+use super::group::held_in;
 use super::job::{Job, JobError, JobId, Started, Update};
 use super::prefixes::Prefixes;
 use super::row::{Decision, Failed, Row, Updates};
@@ -223,7 +223,7 @@ pub(super) fn open<'a>(
     mut started: Started,
     history: &[u32],
 ) -> Result<Opened<'a>, ParallelError> {
-    started.held = held_of(session.cache(), 0);
+    started.held = held_in(&session, 0);
     let policy = session.policy().config();
     let mut row = Row::new(model, id, &job.request, policy, started.prompt_tokens, updates);
     if !row.tell(Update::Started(started)) {

@@ -25,7 +25,7 @@ use super::row::{Failed, Updates};
 use super::script::{Script, Told, Turn};
 use super::start::{Opened, Ready, Starting, Waiting, open};
 use super::{EngineOptions, State};
-use crate::{ArenaKind, Finish, Model, ModelError};
+use crate::{ArenaKind, Decoder, Finish, Model, ModelError};
 
 /// How long a job may be overtaken by jobs that fit where it does not.
 const OVERTAKEN: Duration = Duration::from_secs(5);
@@ -104,7 +104,7 @@ struct Closing {
 
 impl<'a> Worker<'a> {
     /// # Errors
-    /// [`JobError`] where the ranks have not loaded the same contexts.
+    /// [`JobError::Model`] where the ranks have lost each other.
     pub(super) fn new(
         model: &'a Model,
         options: EngineOptions,
@@ -118,7 +118,13 @@ impl<'a> Worker<'a> {
         });
         let mut contexts = Contexts::load(model, options.context_bytes, folder);
         let names = script.choose(|| contexts.names()).map_err(ModelError::from)?;
-        contexts.keep_only(&names, shard.rank())?;
+        let mut shared = Vec::new();
+        for name in names {
+            if script.agree(contexts.has(&name)).map_err(ModelError::from)? {
+                shared.push(name);
+            }
+        }
+        contexts.keep_only(&shared);
         let prefixes = Prefixes::new(options.prefix_bytes);
         let pace = Pace::new(options.prefill_share);
         Ok(Self {
@@ -145,6 +151,7 @@ impl<'a> Worker<'a> {
     /// [`ParallelError`] where the ranks have lost each other.
     pub(super) fn run(mut self, commands: &Receiver<Command>) -> Result<(), ParallelError> {
         loop {
+            self.state.note_turn();
             if !self.take_commands(commands)? {
                 self.cancel_all();
                 return Ok(());
@@ -165,9 +172,11 @@ impl<'a> Worker<'a> {
             self.groups.retain(|group| !group.is_over());
             self.publish();
             if self.closes()? {
-                // Jobs that came in between.
+                // Jobs that came in between are refused; whoever else asks hears that it has ended.
                 while let Ok(command) = commands.try_recv() {
-                    self.obey(command);
+                    if matches!(command, Command::Submit { .. } | Command::Compress { .. }) {
+                        self.obey(command)?;
+                    }
                 }
                 return Ok(());
             }
@@ -230,11 +239,11 @@ impl<'a> Worker<'a> {
             }
         }
         let goes_on = !turn.is_over || !taken.is_empty();
-        taken.into_iter().for_each(|command| self.obey(command));
+        taken.into_iter().try_for_each(|command| self.obey(command))?;
         Ok(goes_on)
     }
 
-    fn obey(&mut self, command: Command) {
+    fn obey(&mut self, command: Command) -> Result<(), ParallelError> {
         match command {
             Command::Submit { id, job, updates } => {
                 self.totals.submitted += 1;
@@ -257,8 +266,15 @@ impl<'a> Worker<'a> {
                 }
             }
             Command::Contexts(reply) => drop(reply.send(self.contexts.list())),
-            Command::Forget { name, reply } => drop(reply.send(self.contexts.forget(&name))),
-            Command::Save { name, reply } => drop(reply.send(self.contexts.save(&name))),
+            Command::Forget { name, reply } => {
+                let may = self.contexts.may_forget(&name);
+                let may = self.on_all(may, || format!("delete context `{name}`"))?;
+                drop(reply.send(may.and_then(|()| self.contexts.forget(&name))));
+            }
+            Command::Save { name, reply } => {
+                let saved = self.contexts.save(&name);
+                drop(reply.send(self.on_all(saved, || format!("save context `{name}`"))?));
+            }
             Command::ShutDown { patience, reply } => {
                 let until = Instant::now() + patience;
                 let closing = self.closing.get_or_insert(Closing { until, replies: Vec::new() });
@@ -266,6 +282,23 @@ impl<'a> Worker<'a> {
                 closing.replies.push(reply);
             }
         }
+        Ok(())
+    }
+
+    /// The result where all ranks have succeeded.
+    fn on_all<T>(
+        &self,
+        own: Result<T, JobError>,
+        action: impl Fn() -> String,
+    ) -> Result<Result<T, JobError>, ParallelError> {
+        let all = self.script.agree(own.is_ok())?;
+        if let (true, Err(error)) = (self.script.follows(), &own) {
+            tracing::error!("this rank could not {}: {error}", action());
+        }
+        Ok(own.and_then(|own| match all {
+            true => Ok(own),
+            false => Err(JobError::OtherRank { action: action() }),
+        }))
     }
 
     /// Refuses what can never run.
@@ -506,7 +539,7 @@ impl<'a> Worker<'a> {
                 }
             }
         }
-        if self.groups.len() >= self.options.groups.max(1) {
+        if self.groups.len() >= self.options.groups.max(1) || !self.leaves_room(&one) {
             let Some(idle) = self.groups.iter().position(Group::is_idle) else {
                 return Some(Ready { one, row, room });
             };
@@ -521,6 +554,14 @@ impl<'a> Worker<'a> {
             }
         }
         None
+    }
+
+    /// Whether a group for a sequence leaves one of several groups to policies whose steps only
+    /// append: most policies are of this kind, and requests of the others may decode for long.
+    fn leaves_room(&self, one: &Decoder<'_>) -> bool {
+        let most = self.options.groups.max(1);
+        let others = self.groups.iter().filter(|group| !group.is_arena()).count();
+        one.session().appends_only() || most == 1 || others + 1 < most
     }
 
     fn cancel(&mut self, id: JobId) {
@@ -591,6 +632,7 @@ impl<'a> Worker<'a> {
             bytes: jobs.iter().map(|job| job.held.bytes).sum::<usize>() + shared,
             allocated: self.groups.iter().map(Group::bytes).sum::<usize>() + shared,
             most_bytes: options.bytes + options.context_bytes + options.prefix_bytes,
+            fullest: self.groups.iter().map(Group::share).fold(0.0, f64::max),
             jobs,
             totals: self.totals,
         };

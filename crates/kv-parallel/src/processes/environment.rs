@@ -33,8 +33,16 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// What the environment says; `None` where it names no ranks, or only one.
-    pub(crate) fn find(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
+    /// What the environment says; `None` where it names no ranks, or only one. A job of Slurm or of
+    /// another launcher may run programs that are no ranks of each other: where nobody has `asked`
+    /// for ranks, they are ranks only if they are told where to meet.
+    pub(crate) fn find(
+        asked: bool,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Option<Self>> {
+        if !asked && variable(MEETING).is_none() && variable(MASTER[0]).is_none() {
+            return Ok(None);
+        }
         let launcher = LAUNCHERS
             .iter()
             .find(|names| variable(names[0]).is_some() && variable(names[1]).is_some());
@@ -110,7 +118,7 @@ mod tests {
 
     fn find(variables: &[(&str, &str)]) -> Result<Option<Place>> {
         let all: BTreeMap<_, _> = variables.iter().copied().collect();
-        Place::find(|name| all.get(name).map(|value| (*value).to_string()))
+        Place::find(true, |name| all.get(name).map(|value| (*value).to_string()))
     }
 
     #[test]
@@ -126,6 +134,26 @@ mod tests {
             assert_eq!(find(&[(rank, "0"), (world, "1")]), Ok(None));
         }
         assert_eq!(find(&[]), Ok(None));
+    }
+
+    #[test]
+    fn programs_of_a_job_are_no_ranks_unless_they_can_meet() {
+        let all = |meets: bool| {
+            move |name: &str| {
+                let value = match name {
+                    "SLURM_PROCID" => "1",
+                    "SLURM_NTASKS" => "4",
+                    "MASTER_ADDR" if meets => "127.0.0.1",
+                    "MASTER_PORT" if meets => "29500",
+                    _ => return None,
+                };
+                Some(value.to_string())
+            }
+        };
+        assert_eq!(Place::find(false, all(false)), Ok(None));
+        assert!(Place::find(false, all(true)).unwrap().is_some());
+        let text = Place::find(true, all(false)).unwrap_err().to_string();
+        assert!(text.contains("set KV_MEETING"), "{text}");
     }
 
     #[test]

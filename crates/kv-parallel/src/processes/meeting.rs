@@ -69,6 +69,7 @@ impl Meeting {
     /// [`ParallelError::TimedOut`] where a rank does not come, [`ParallelError::Process`] where the
     /// address cannot be used.
     pub fn join(shard: Shard, address: SocketAddr) -> Result<Self> {
+        tracing::info!("{shard} meets the others at {address}");
         let streams = match shard.is_first() {
             true => gather(shard, address)?,
             false => vec![knock(shard, address)?],
@@ -106,6 +107,15 @@ impl Meeting {
     /// Waits for rank 0's next command; `None` once rank 0 has done its work.
     pub fn next_command(&self) -> Option<Vec<u8>> {
         self.commands.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
+    }
+
+    /// Whether all ranks say yes. All ranks call it.
+    ///
+    /// # Errors
+    /// [`ParallelError::RankLeft`].
+    pub fn agree(&self, own: bool) -> Result<bool> {
+        let yes = self.add(vec![f32::from(u8::from(own))])?;
+        Ok(yes.first().is_some_and(|&yes| yes as usize == self.shard.world()))
     }
 
     /// Says that this rank has done its work. A rank that ends without saying so has died, and ends
@@ -264,7 +274,8 @@ fn watch(
             Ok(Frame::Done) => return,
             Err(error) => {
                 let (own, world) = (shard.rank(), shard.world());
-                lost(&format!("rank {other} of {world} has died ({error}); rank {own} ends, too"));
+                tracing::debug!("the connection to rank {other}: {error}");
+                lost(&format!("rank {other} of {world} has died; rank {own} ends, too"));
                 return;
             }
         };
@@ -276,8 +287,7 @@ fn watch(
 }
 
 /// Ends the process, whose other threads may wait for a device forever.
-fn exit(message: &str) {
-    tracing::error!("{message}");
+pub(super) fn exit(message: &str) {
     eprintln!("error: {message}");
     std::process::exit(LOST);
 }

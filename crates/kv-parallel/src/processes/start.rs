@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::environment::Place;
+use super::meeting::exit;
 use crate::{ParallelError, Result, Shard};
 
 /// How long ranks may take to end by themselves once one has died.
@@ -15,9 +16,12 @@ const GRACE: Duration = Duration::from_secs(5);
 /// How often the ranks are looked at.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// Tells a rank that its standard input stays open as long as the process that started it lives.
+const STARTED: &str = "KV_STARTED";
+
 /// Starts this program `world` times with its own arguments, as ranks 0 to `world - 1`, and waits
-/// for all of them. Only rank 0 writes to the standard output. A rank that fails ends the others.
-/// Signals to end are passed on.
+/// for all of them. Only rank 0 reads the standard input and writes to the standard output. A rank
+/// that fails ends the others. Signals to end are passed on.
 pub(crate) fn run(world: usize) -> Result<ExitCode> {
     let failed = |action: &str| {
         let action = action.to_string();
@@ -32,12 +36,32 @@ pub(crate) fn run(world: usize) -> Result<ExitCode> {
         let mut command = Command::new(&program);
         command.args(env::args_os().skip(1)).envs(place.variables());
         if !shard.is_first() {
-            command.stdout(Stdio::null());
+            command.stdin(Stdio::piped()).stdout(Stdio::null()).env(STARTED, "1");
         }
+        // A signal to the group of this process, as of a terminal or of a service manager, would
+        // reach ranks twice: by itself, and as it is passed on.
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
         ranks.0.push(command.spawn().map_err(failed(&format!("starting {shard}")))?);
     }
     pass_signals_on(ranks.0.iter().map(Child::id).collect());
     ranks.wait().map_err(failed("waiting for ranks"))
+}
+
+/// Ends this rank when the process that started it has died, which could then not end the ranks. The
+/// first rank ends behind the others.
+pub(crate) fn end_with_starter() {
+    if env::var_os(STARTED).is_none() {
+        return;
+    }
+    let watch = || {
+        // Nobody writes to it: it ends when the other end does.
+        let _ = io::copy(&mut io::stdin(), &mut io::sink());
+        exit("the process that started this rank has died");
+    };
+    if let Err(error) = thread::Builder::new().name("starter".into()).spawn(watch) {
+        tracing::warn!("a rank cannot watch the process that started it: {error}");
+    }
 }
 
 /// The ranks' processes; those that run when it is dropped are killed.
@@ -87,8 +111,8 @@ fn free_addresses() -> io::Result<[SocketAddr; 2]> {
     Ok([both[0].local_addr()?, both[1].local_addr()?])
 }
 
-/// Passes SIGTERM on to the ranks, which end as they do alone; a terminal's SIGINT reaches them by
-/// itself. This process goes on until they have ended.
+/// Passes SIGTERM and SIGINT on to the ranks, which end as they do alone. This process goes on until
+/// they have ended.
 #[cfg(unix)]
 fn pass_signals_on(ranks: Vec<u32>) {
     use rustix::process::{Pid, Signal, kill_process};
@@ -96,11 +120,11 @@ fn pass_signals_on(ranks: Vec<u32>) {
 
     let Ok(mut signals) = signal_hook::iterator::Signals::new([SIGTERM, SIGINT]) else { return };
     thread::spawn(move || {
-        for signal in signals.forever().filter(|signal| *signal == SIGTERM) {
-            tracing::info!("signal {signal}: the ranks end");
+        for signal in signals.forever() {
+            let passed = if signal == SIGINT { Signal::INT } else { Signal::TERM };
             for rank in &ranks {
                 if let Some(pid) = Pid::from_raw(*rank as i32) {
-                    let _ = kill_process(pid, Signal::TERM);
+                    let _ = kill_process(pid, passed);
                 }
             }
         }

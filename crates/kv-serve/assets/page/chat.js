@@ -64,7 +64,7 @@ async function answer() {
     if (error.name !== "AbortError") {
       own.message.classList.add("wrong");
       own.body.textContent += error.message;
-      conversation.pop();
+      giveBack(conversation.pop().content);
       return;
     }
     own.meta.textContent = "stopped";
@@ -73,6 +73,12 @@ async function answer() {
     leave(followed);
   }
   conversation.push({ role: "assistant", content: own.body.textContent });
+}
+
+/** Puts a refused message back into the input box, unless another one is being written there. */
+function giveBack(text) {
+  const prompt = find("#prompt");
+  if (prompt.value === "") prompt.value = text;
 }
 
 /** What a request took, in words. */

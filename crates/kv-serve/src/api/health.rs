@@ -1,6 +1,7 @@
 //! `/health`, `/ready` and `/metrics`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
@@ -21,11 +22,23 @@ pub(crate) struct Health {
     device: String,
 }
 
-/// Whether the process lives.
+/// How long the engine may be silent. A layer of a long prompt takes seconds on a slow machine.
+const SILENCE: Duration = Duration::from_secs(120);
+
+/// Whether the process lives: 503 where its engine has ended, or has been silent for two minutes.
 #[utoipa::path(get, path = "/health", tag = "server",
-    responses((status = 200, body = Health)))]
-pub(crate) async fn alive(State(app): State<Arc<App>>) -> Json<Health> {
-    Json(Health { status: "ok", model: app.name.clone(), device: app.engine.card().device.clone() })
+    responses((status = 200, body = Health), (status = 503, body = ErrorBody)))]
+pub(crate) async fn alive(State(app): State<Arc<App>>) -> Result<Json<Health>> {
+    let engine = &app.engine;
+    if !engine.is_open() && !app.is_draining() {
+        return Err(ApiError::unavailable("the engine has ended: see the server's log"));
+    }
+    let silent = engine.since_turn();
+    if silent > SILENCE {
+        let message = format!("the engine has been silent for {} s", silent.as_secs());
+        return Err(ApiError::unavailable(message));
+    }
+    Ok(Json(Health { status: "ok", model: app.name.clone(), device: engine.card().device.clone() }))
 }
 
 /// Whether requests are taken.
@@ -35,7 +48,7 @@ pub(crate) async fn ready(state: State<Arc<App>>) -> Result<Json<Health>> {
     if state.is_draining() {
         return Err(ApiError::unavailable("the server is shutting down"));
     }
-    Ok(alive(state).await)
+    alive(state).await
 }
 
 /// Metrics for Prometheus.

@@ -21,7 +21,7 @@ use axum::response::{IntoResponse, Response};
 use axum::{Router, middleware};
 use kv_models::Engine;
 use tower_http::catch_panic::CatchPanicLayer;
-use tower_http::cors::{AllowOrigin, Any as AnyOrigin, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, Any as AnyOrigin, CorsLayer};
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -110,8 +110,9 @@ pub(crate) fn routes_of(app: Arc<App>) -> Router {
 fn cors(origins: &[String]) -> Option<CorsLayer> {
     let layer = CorsLayer::new()
         .allow_methods([Method::GET, Method::POST, Method::DELETE])
-        .allow_headers([header::AUTHORIZATION, header::CONTENT_TYPE])
-        .expose_headers([crate::sse::JOBS]);
+        // Clients send headers of their own, such as OpenAI's `x-stainless-lang`.
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers([crate::sse::JOBS, header::RETRY_AFTER]);
     match origins {
         [] => None,
         origins if origins.iter().any(|origin| origin == "*") => {

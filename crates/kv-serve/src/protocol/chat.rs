@@ -138,7 +138,8 @@ pub(crate) fn prepare(
         grammar::compile(app, own.response_format.as_ref(), common.structured_outputs.as_ref())?;
     if let Some(forced) = forced {
         if grammar.is_some() {
-            let message = "a call that must be made goes with no other grammar";
+            let message = "`tool_choice` forces a call, which cannot follow `response_format` or \
+                           `structured_outputs` too";
             return Err(ApiError::invalid("tool_choice", message));
         }
         grammar = Some(grammar::compile_one(app, "tools", &forced)?);
@@ -147,7 +148,7 @@ pub(crate) fn prepare(
         (true, count) => Some(top_logprobs("top_logprobs", count.unwrap_or(0))?),
         (false, None | Some(0)) => None,
         (false, Some(_)) => {
-            let message = "`top_logprobs` goes with `logprobs: true` alone";
+            let message = "`top_logprobs` needs `logprobs: true`";
             return Err(ApiError::invalid("top_logprobs", message));
         }
     };
@@ -172,7 +173,7 @@ impl ChatFields {
                 ("parallel_tool_calls", self.parallel_tool_calls.is_some()),
             ];
             if let Some((field, _)) = given.into_iter().find(|(_, is_given)| *is_given) {
-                return Err(ApiError::invalid(field, format!("`{field}` goes with `tools` alone")));
+                return Err(ApiError::invalid(field, format!("`{field}` needs `tools`")));
             }
         }
         let none = matches!(self.tool_choice, Some(ToolChoice::Mode(ToolMode::None)));

@@ -86,7 +86,7 @@ pub(crate) struct StreamOptions {
 
 /// Texts at which to stop.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a text or a list of texts")]
 pub(crate) enum Stop {
     /// One.
     One(String),
@@ -139,8 +139,10 @@ impl Common {
                 None => Ok(Some(name)),
                 Some(other) => {
                     let field = format!("kv.{other}");
-                    let message =
-                        format!("`{field}` goes with no `context`, which has a policy of its own");
+                    let message = format!(
+                        "`{field}` cannot be given beside `kv.context`: a context has a policy of \
+                         its own"
+                    );
                     Err(ApiError::invalid(field, message))
                 }
             },
@@ -164,7 +166,7 @@ impl Common {
             return Err(ApiError::invalid("n", message));
         }
         if self.stream_options.is_some() && self.stream != Some(true) {
-            let message = "`stream_options` goes with `stream` alone";
+            let message = "`stream_options` needs `stream: true`";
             return Err(ApiError::invalid("stream_options", message));
         }
         let context = self.context()?;

@@ -43,7 +43,10 @@ pub(crate) struct CompletionFields {
 
 /// One prompt or several.
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "expected a text, a list of texts, a list of token numbers, or a list of such lists"
+)]
 pub(crate) enum Prompt {
     /// A text.
     Text(String),
@@ -71,8 +74,8 @@ pub(crate) fn prepare(
     let logprobs = own.logprobs.map(|count| top_logprobs("logprobs", count)).transpose()?;
     let echo = own.echo.unwrap_or(false);
     if echo && logprobs.is_some() {
-        let message = "log-probabilities of prompts are not supported: `echo` goes with no \
-                       `logprobs`";
+        let message = "log-probabilities of prompts are not supported: give `echo` or `logprobs`, \
+                       not both";
         return Err(ApiError::unsupported("echo", message));
     }
     // What continues a context comes after other tokens.

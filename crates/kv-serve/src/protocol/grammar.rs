@@ -81,7 +81,8 @@ pub(crate) fn compile(
     let structured = structured.map(StructuredOutputs::source).transpose()?;
     match (format, structured) {
         (Some(_), Some((param, _))) => {
-            Err(ApiError::invalid(param, format!("`{param}` goes with no `response_format`")))
+            let message = format!("give `{param}` or `response_format`, not both");
+            Err(ApiError::invalid(param, message))
         }
         (Some((param, source)), None) | (None, Some((param, source))) => {
             compile_one(app, param, &source).map(Some)

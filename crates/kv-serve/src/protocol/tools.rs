@@ -55,7 +55,11 @@ pub(crate) struct Function {
 
 /// Whether a tool is called, and which.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "expected `none`, `auto`, `required`, or a function as in \
+                 {\"type\": \"function\", \"function\": {\"name\": \"...\"}}"
+)]
 pub(crate) enum ToolChoice {
     /// `none`, `auto` or `required`.
     Mode(ToolMode),

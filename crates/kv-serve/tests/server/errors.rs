@@ -111,6 +111,22 @@ async fn values_out_of_range_name_their_field() {
         let error = bad(&server, CHAT, chat("x", json!({"logit_bias": bias})), 400).await;
         assert_eq!(error["param"], param);
     }
+    for (field, value, part) in [
+        ("top_logprobs", json!(3), "needs `logprobs: true`"),
+        ("stream_options", json!({"include_usage": true}), "needs `stream: true`"),
+        ("tool_choice", json!("auto"), "needs `tools`"),
+        ("tool_choice", json!(3), "`none`, `auto`, `required`"),
+        ("stop", json!(3), "a text or a list of texts"),
+    ] {
+        let mut body = chat("x", json!({}));
+        body[field] = value;
+        let error = bad(&server, CHAT, body, 400).await;
+        let message = error["message"].as_str().unwrap();
+        assert!(error["param"] == field && message.contains(part), "{error}");
+    }
+    let error = bad(&server, TEXT, json!({"prompt": [-1]}), 400).await;
+    let message = error["message"].as_str().unwrap();
+    assert!(error["param"] == "prompt" && message.contains("a list of token numbers"), "{error}");
     let both = json!({"max_tokens": 3, "max_completion_tokens": 4});
     let error = bad(&server, CHAT, chat("x", both), 400).await;
     assert_eq!(error["param"], "max_completion_tokens");
@@ -128,7 +144,8 @@ async fn policies_and_budgets_are_checked() {
         (json!({"budget": -0.5}), "kv.budget", ""),
         (json!({"budget": 1.5}), "kv.budget", "at most 1"),
         (json!({"budget": "all"}), "kv.budget", ""),
-        (json!({"windows": 3}), "kv", "windows"),
+        (json!({"windows": 3}), "kv.windows", "did you mean `window`"),
+        (json!({"budgt": 3}), "kv.budgt", "did you mean `budget`"),
         (json!({"policy": "duo-attention", "alpha": "/etc/passwd"}), "kv.alpha", "operator"),
         (json!({"context": 5}), "kv.context", "name"),
         (json!({"context": "a", "budget": 0.5}), "kv.budget", "context"),

@@ -54,6 +54,7 @@ async fn pages_of_other_origins_are_shut_out_unless_named() {
             .uri("/v1/models")
             .header("origin", "https://example.org")
             .header("access-control-request-method", "POST")
+            .header("access-control-request-headers", "authorization,x-stainless-lang")
             .body(Body::empty())
             .unwrap()
     };
@@ -70,6 +71,12 @@ async fn pages_of_other_origins_are_shut_out_unless_named() {
     assert_eq!(allowed(&named, Method::OPTIONS).await.as_deref(), Some("https://example.org"));
     assert_eq!(allowed(&with("https://other.org"), Method::GET).await, None);
     assert_eq!(allowed(&with("*"), Method::GET).await.as_deref(), Some("*"));
+    // Clients send headers of their own, and read some of the answer's.
+    let preflight = named.clone().oneshot(from(Method::OPTIONS)).await.unwrap();
+    let headers = &preflight.headers()["access-control-allow-headers"];
+    assert_eq!(headers, "authorization,x-stainless-lang");
+    let answer = named.oneshot(from(Method::GET)).await.unwrap();
+    assert_eq!(answer.headers()["access-control-expose-headers"], "x-kv-jobs,retry-after");
 }
 
 #[tokio::test]

@@ -47,6 +47,7 @@ find("#budget").value = "none";
 find("#prompt").value = "x";
 find("#send").click();
 await until(() => find(".wrong"));
+document.documentElement.dataset.back = find("#prompt").value;
 document.documentElement.dataset.driven = "true";
 "##;
 
@@ -121,4 +122,6 @@ async fn the_page_works_in_a_browser() {
     let is_left = |count| dom.contains(&format!("data-pictures=\"true {count}\""));
     assert!(is_left(0) || is_left(1), "{dom}");
     assert!(dom.contains("data-kept=\"[[") && dom.contains("none is no budget"), "{dom}");
+    // What was refused can be sent again.
+    assert!(dom.contains("data-back=\"x\""), "{dom}");
 }

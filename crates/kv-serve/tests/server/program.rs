@@ -42,8 +42,12 @@ impl Drop for Program {
 
 impl Program {
     pub(crate) fn get(&self, path: &str) -> String {
+        self.request("GET", path)
+    }
+
+    pub(crate) fn request(&self, method: &str, path: &str) -> String {
         let mut stream = TcpStream::connect(&self.address).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+        write!(stream, "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
         text
