@@ -175,7 +175,10 @@ async fn contexts_without_room_are_refused_before_they_are_computed() {
     for cache in [json!({"policy": "full"}), keydiff(json!(0.9))] {
         let (status, answer) = create("large", cache).await;
         assert_eq!((status.as_u16(), &answer["error"]["code"]), (400, &json!("cache_too_small")));
-        assert!(answer["error"]["message"].as_str().unwrap().contains("contexts have 100000"), "{answer}");
+        assert!(
+            answer["error"]["message"].as_str().unwrap().contains("contexts have 100000"),
+            "{answer}"
+        );
     }
     let (status, answer) = create("small", keydiff(json!(32))).await;
     assert_eq!(status.as_u16(), 201, "{answer}");
