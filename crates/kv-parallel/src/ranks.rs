@@ -88,10 +88,7 @@ impl Ranks {
     pub fn collective(&self, device: &Device) -> Result<Arc<dyn Collective>> {
         let Some(meeting) = &self.meeting else { return Ok(Arc::new(Solo)) };
         #[cfg(feature = "cuda")]
-        if burn::tensor::Device::enumerate(burn::tensor::DeviceType::Cuda)
-            .iter()
-            .any(|d| d == device)
-        {
+        if Device::enumerate(burn::tensor::DeviceType::Cuda).iter().any(|d| d == device) {
             return Ok(Arc::new(crate::Nccl::new(self.shard)?));
         }
         let _ = device;
