@@ -558,6 +558,32 @@ fn the_host_changes_logits_of_its_own_rows_alone() {
 
 /// Cancelled jobs end, wherever they are, and pictures show slots by layer and head.
 #[test]
+fn a_short_prompt_does_not_wait_for_a_long_one() {
+    let engine = engine(&cpu().device, small());
+    let policy = json!({"policy": "snapkv", "budget": 0.25});
+    let long: Vec<u32> = (0..1_900).map(|at| 3 + at % 900).collect();
+    let (sender, order) = channel();
+    let send = |name: &'static str, tokens: &[u32], new_tokens: usize| {
+        let sender = sender.clone();
+        let job = job(&policy, tokens, new_tokens);
+        let listener = move |update| {
+            matches!(update, Update::Started(_)).then(|| sender.send(name).is_ok());
+            true
+        };
+        engine.submit(job, listener).unwrap()
+    };
+    // Beside a job that decodes, a long prompt takes several turns.
+    let decoding = send("decoding", &long[..50], 1_500);
+    assert_eq!(order.recv().unwrap(), "decoding");
+    send("long", &long, 2);
+    send("alike", &long[..1_000], 2);
+    send("short", &long[..30], 2);
+    let all: Vec<&str> = (0..3).map(|_| order.recv().unwrap()).collect();
+    assert_eq!(all, ["short", "long", "alike"]);
+    engine.cancel(decoding);
+}
+
+#[test]
 fn jobs_are_cancelled_wherever_they_are() {
     let tested = cpu();
     let options = EngineOptions { rows: 1, ..small() };

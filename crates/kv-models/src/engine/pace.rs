@@ -41,13 +41,14 @@ impl Pace {
         ((free / (layer * tokens as f64).max(f64::MIN_POSITIVE)) as usize).max(1)
     }
 
-    /// Notes a turn in which steps ran beside `layers` layers of a prompt of `tokens` tokens.
-    pub(super) fn note(&mut self, layers: usize, tokens: usize, time: Duration) {
+    /// Notes a turn in which steps ran beside layers of prompts: `tokens` counts the prompts' tokens,
+    /// once for each layer.
+    pub(super) fn note(&mut self, tokens: usize, time: Duration) {
         let mean = |known: Option<f64>, new: f64| {
             Some(known.map_or(new, |known| known + NEWEST * (new - known)))
         };
         let time = time.as_secs_f64();
-        if layers == 0 {
+        if tokens == 0 {
             self.turns = 0;
             self.steps = mean(self.steps, time);
             return;
@@ -55,7 +56,7 @@ impl Pace {
         self.turns += 1;
         // Without a measurement of the steps alone, all of the time counts as the prompt's.
         let own = (time - self.steps.unwrap_or_default()).max(0.0);
-        self.layer = mean(self.layer, own / (layers * tokens.max(1)) as f64);
+        self.layer = mean(self.layer, own / tokens as f64);
     }
 }
 
@@ -72,7 +73,7 @@ mod tests {
             for _ in 0..200 {
                 let layers = pace.layers(200);
                 let time = 0.02 + layers as f64 * 0.002;
-                pace.note(layers, 200, Duration::from_secs_f64(time));
+                pace.note(layers * 200, Duration::from_secs_f64(time));
             }
             let layers = pace.layers(200).max(1);
             assert!(layers.abs_diff(expected) <= 1, "{share}: {layers}, expected {expected}");
@@ -84,7 +85,7 @@ mod tests {
         let mut pace = Pace::new(0.5);
         let alone = (0..100).filter(|_| {
             let layers = pace.layers(10);
-            pace.note(layers, 10, Duration::from_millis(5));
+            pace.note(layers * 10, Duration::from_millis(5));
             layers == 0
         });
         assert_eq!(alone.count(), 3);

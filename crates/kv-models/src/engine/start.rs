@@ -53,6 +53,14 @@ impl Waiting {
         }
     }
 
+    /// Tokens that are to be computed.
+    pub(super) fn length(&self) -> usize {
+        match self {
+            Self::Job { job, .. } => job.request.tokens.len(),
+            Self::Context { tokens, .. } => tokens.len(),
+        }
+    }
+
     /// Slots of every layer that an arena must have free for a job, or `None` where the job joins
     /// no arena. `context` has the tokens of the job's context and the slots that a head keeps of
     /// them.
@@ -93,6 +101,8 @@ pub(super) struct Starting<'a> {
     stage: Stage<'a>,
     /// Tokens whose keys and values were there already.
     pub(super) cached: usize,
+    /// Tokens that were computed, once for each layer.
+    pub(super) computed: usize,
 }
 
 enum Stage<'a> {
@@ -144,7 +154,7 @@ impl<'a> Starting<'a> {
                 let kept = keeps && whole <= prefixes.limit();
                 let run = if kept { run.keep_whole() } else { run };
                 let stage = Stage::Prefill(Box::new(run));
-                Ok(Self { waiting, begun: Instant::now(), stage, cached })
+                Ok(Self { waiting, begun: Instant::now(), stage, cached, computed: 0 })
             }
             Err(error) => Err(Box::new((error.into(), waiting))),
         }
@@ -161,7 +171,12 @@ impl<'a> Starting<'a> {
     /// Begins behind a copy of a compressed context.
     pub(super) fn question(session: Session<'a>, waiting: Waiting) -> Self {
         let stage = Stage::Question(Box::new(session), 0);
-        Self { waiting, begun: Instant::now(), stage, cached: 0 }
+        Self { waiting, begun: Instant::now(), stage, cached: 0, computed: 0 }
+    }
+
+    /// Tokens of the prompt or of the question.
+    pub(super) fn length(&self) -> usize {
+        self.waiting.length()
     }
 
     /// Tokens of which [`Self::layer`] computes a layer. A piece of a question goes through all

@@ -1,7 +1,7 @@
 //! The thread that owns the device, and the order of its work.
 //!
-//! Between two decode steps of every group, some layers of one prompt are computed. Work on a
-//! prompt is cut between layers, not between tokens. Every policy then sees whole layers, as it
+//! Between two decode steps of every group, some layers of a prompt are computed, or of two that
+//! share the time, where the second is much shorter. Work on a prompt is cut between layers, not between tokens. Every policy then sees whole layers, as it
 //! does alone, and only one layer's keys and values are whole at a time.
 
 use std::collections::VecDeque;
@@ -32,6 +32,10 @@ const OVERTAKEN: Duration = Duration::from_secs(5);
 /// The most jobs that wait for a row behind their compressed prompts, which take memory of their
 /// own.
 const PARKED: usize = 2;
+/// Prompts that share the time; and how many times shorter a prompt must be than the one that
+/// it need not wait for. Prompts of similar lengths would only delay each other.
+const STARTING: usize = 2;
+const SHORTER: usize = 4;
 /// How long a prompt is computed before the engine looks for commands, where nothing decodes.
 const ALONE: Duration = Duration::from_millis(50);
 /// How long an engine without work waits for a command.
@@ -78,7 +82,9 @@ pub(super) struct Worker<'a> {
     options: EngineOptions,
     state: Arc<State>,
     queue: VecDeque<Waiting>,
-    starting: Option<Starting<'a>>,
+    /// Prompts on their way, the one that began first before a shorter one that came behind it. They
+    /// share the time.
+    starting: Vec<Starting<'a>>,
     /// Jobs whose prompts are compressed and that found no free row yet, the oldest first.
     ready: Vec<Parked<'a>>,
     groups: Vec<Group<'a>>,
@@ -132,7 +138,7 @@ impl<'a> Worker<'a> {
             options,
             state,
             queue: VecDeque::new(),
-            starting: None,
+            starting: Vec::new(),
             ready: Vec::new(),
             groups: Vec::new(),
             contexts,
@@ -159,7 +165,7 @@ impl<'a> Worker<'a> {
             self.admit()?;
             let began = Instant::now();
             let steps = self.groups.iter().any(|group| !group.is_idle());
-            let (layers, tokens) = self.prefill(steps)?;
+            let prompts = self.prefill(steps)?;
             self.join();
             for group in &mut self.groups {
                 if !group.is_idle() {
@@ -167,7 +173,7 @@ impl<'a> Worker<'a> {
                 }
             }
             if steps {
-                self.pace.note(layers, tokens, began.elapsed());
+                self.pace.note(prompts, began.elapsed());
             }
             self.groups.retain(|group| !group.is_over());
             self.publish();
@@ -186,7 +192,7 @@ impl<'a> Worker<'a> {
     /// Whether there is nothing to do before the next command.
     fn is_idle(&self) -> bool {
         self.queue.is_empty()
-            && self.starting.is_none()
+            && self.starting.is_empty()
             && self.ready.is_empty()
             && self.groups.iter().all(Group::is_idle)
     }
@@ -350,14 +356,20 @@ impl<'a> Worker<'a> {
 
     /// Begins with the next prompt that has room behind it.
     fn admit(&mut self) -> Result<(), ParallelError> {
-        if self.starting.is_some() || self.ready.len() >= PARKED || self.queue.is_empty() {
+        // At most so many sequences are outside of all groups.
+        let outside = self.starting.len() + self.ready.len();
+        let most = if self.starting.is_empty() { PARKED + 1 } else { PARKED };
+        if self.starting.len() >= STARTING || outside >= most || self.queue.is_empty() {
             return Ok(());
         }
         let next = self.script.choose(|| self.next())?;
         let Some(waiting) = next.and_then(|at| self.queue.remove(at)) else { return Ok(()) };
         self.state.waiting.fetch_sub(1, Ordering::AcqRel);
         match self.begin(waiting) {
-            Ok(starting) => self.starting = Some(starting),
+            Ok(mut starting) => {
+                starting.computed = self.starting.first().map_or(0, |first| first.computed);
+                self.starting.push(starting);
+            }
             Err(failed) => {
                 let (error, waiting) = *failed;
                 self.totals.failed += 1;
@@ -374,7 +386,12 @@ impl<'a> Worker<'a> {
         if self.ready.iter().any(|parked| is_late(parked.since)) {
             return None;
         }
+        // A prompt that is under way is passed by much shorter ones alone.
+        let longest = self.starting.first().map_or(usize::MAX, |first| first.length() / SHORTER);
         for (at, waiting) in self.queue.iter().enumerate() {
+            if waiting.length() > longest {
+                continue;
+            }
             if self.has_room(waiting) {
                 return Some(at);
             }
@@ -421,39 +438,45 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Computes some layers of the prompt that is on its way, or all where nothing decodes. Returns
-    /// how many, and for how many tokens.
-    fn prefill(&mut self, steps: bool) -> Result<(usize, usize), ParallelError> {
-        let Some(starting) = &mut self.starting else { return Ok((0, 0)) };
-        let tokens = starting.tokens(self.model.config().num_layers);
+    /// Computes some layers of the prompts that are on their way, in turns, or all layers where
+    /// nothing decodes. Returns for how many tokens a layer was computed, each layer counted.
+    fn prefill(&mut self, steps: bool) -> Result<usize, ParallelError> {
+        let layers = self.model.config().num_layers;
         let began = Instant::now();
-        let mut done = 0;
-        while self.script.choose(|| match steps {
-            true => done < self.pace.layers(tokens),
-            false => began.elapsed() < ALONE,
-        })? {
-            done += 1;
-            match starting.layer() {
+        let (mut done, mut most) = (0, None);
+        loop {
+            // The one for which less was computed since they share the time; the later of equals.
+            let each = self.starting.iter().map(|own| own.computed).enumerate().rev();
+            let Some((at, _)) = each.min_by_key(|(_, computed)| *computed) else { break };
+            let tokens = self.starting[at].tokens(layers);
+            let goes_on = self.script.choose(|| match steps {
+                true => done < *most.get_or_insert(self.pace.layers(tokens) * tokens),
+                false => began.elapsed() < ALONE,
+            })?;
+            if !goes_on {
+                break;
+            }
+            done += tokens;
+            self.starting[at].computed += tokens;
+            match self.starting[at].layer() {
                 Ok(true) => {}
                 Ok(false) => {
-                    self.open()?;
+                    let opened = self.starting.remove(at);
+                    self.open(opened)?;
                     break;
                 }
                 Err(error) => {
                     self.totals.failed += 1;
-                    if let Some(starting) = self.starting.take() {
-                        starting.waiting.fail(error);
-                    }
+                    self.starting.remove(at).waiting.fail(error);
                     break;
                 }
             }
         }
-        Ok((done, tokens))
+        Ok(done)
     }
 
     /// Takes a compressed prompt on.
-    fn open(&mut self) -> Result<(), ParallelError> {
-        let Some(mut starting) = self.starting.take() else { return Ok(()) };
+    fn open(&mut self, mut starting: Starting<'a>) -> Result<(), ParallelError> {
         if let Some(prefix) = starting.take_prefix() {
             self.prefixes.keep(prefix);
         }
@@ -571,8 +594,8 @@ impl<'a> Worker<'a> {
             self.state.waiting.fetch_sub(1, Ordering::AcqRel);
             self.queue.remove(at).into_iter().for_each(cancelled);
             self.totals.cancelled += 1;
-        } else if self.starting.as_ref().is_some_and(|starting| is_it(&starting.waiting)) {
-            self.starting.take().into_iter().for_each(|starting| cancelled(starting.waiting));
+        } else if let Some(at) = self.starting.iter().position(|own| is_it(&own.waiting)) {
+            cancelled(self.starting.remove(at).waiting);
             self.totals.cancelled += 1;
         } else if let Some(at) = self.ready.iter().position(|parked| parked.ready.row.id == id) {
             end_parked(self.ready.remove(at));
@@ -585,7 +608,7 @@ impl<'a> Worker<'a> {
 
     /// Cancels everything; returns the number of jobs.
     fn cancel_all(&mut self) -> usize {
-        let waiting = self.queue.drain(..).chain(self.starting.take().map(|s| s.waiting));
+        let waiting = self.queue.drain(..).chain(self.starting.drain(..).map(|own| own.waiting));
         let waiting: Vec<Waiting> = waiting.collect();
         self.state.waiting.store(0, Ordering::Release);
         let mut count = waiting.len();
@@ -627,7 +650,7 @@ impl<'a> Worker<'a> {
         let (options, shared) = (&self.options, self.contexts.bytes() + self.prefixes.bytes());
         let load = Load {
             waiting: 0,
-            prefilling: usize::from(self.starting.is_some()) + self.ready.len(),
+            prefilling: self.starting.len() + self.ready.len(),
             running: self.groups.iter().map(Group::running).sum(),
             bytes: jobs.iter().map(|job| job.held.bytes).sum::<usize>() + shared,
             allocated: self.groups.iter().map(Group::bytes).sum::<usize>() + shared,
