@@ -175,6 +175,11 @@ impl<'a> ModelBench<'a> {
             1 => model.name().into(),
             world => format!("{} on {world} ranks", model.name()),
         };
+        let shard = bench.ranks.shard();
+        if shard.is_part() {
+            let world = shard.world();
+            bench.note(format!("{world} ranks compute the model together: bytes are those of one"));
+        }
         Ok(Self { model, bench })
     }
 
