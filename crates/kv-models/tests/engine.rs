@@ -584,6 +584,24 @@ fn a_short_prompt_does_not_wait_for_a_long_one() {
 }
 
 #[test]
+fn a_context_that_takes_too_long_is_given_up() {
+    let engine = engine(&cpu().device, small());
+    let policy = || build(&json!({"policy": "full"})).unwrap();
+    let document: Vec<u32> = (0..1_900).map(|at| 3 + at % 900).collect();
+    // Beside a job that decodes, a document takes several turns.
+    let beside = job(&json!({"policy": "full"}), &document[..20], 1_500);
+    let (decoding, updates) = submit(&engine, beside).unwrap();
+    assert!(matches!(updates.recv().unwrap(), Update::Started(_)));
+    let late = engine.compress_within("late", document.clone(), policy(), Duration::ZERO);
+    assert!(matches!(late, Err(JobError::TooSlow { .. })), "{late:?}");
+    // The name is free, and what was given up does not come later.
+    let info = engine.compress("late", document, policy()).unwrap();
+    assert_eq!(info.tokens, 1_900);
+    assert_eq!(engine.contexts().unwrap().len(), 1);
+    engine.cancel(decoding);
+}
+
+#[test]
 fn jobs_are_cancelled_wherever_they_are() {
     let tested = cpu();
     let options = EngineOptions { rows: 1, ..small() };

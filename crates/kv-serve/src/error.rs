@@ -181,6 +181,7 @@ impl From<JobError> for ApiError {
                 Self::bad_request(message).code("cache_too_small")
             }
             JobError::OtherRank { .. } => Self::internal(message),
+            JobError::TooSlow { .. } => Self::timeout(message),
             JobError::UnknownContext { .. } => {
                 Self::not_found("context_not_found", message).about("kv.context")
             }

@@ -175,6 +175,12 @@ pub enum JobError {
         /// Bytes of all contexts.
         limit: usize,
     },
+    /// Work that took more time than it was given.
+    #[error("it took longer than {patience:?}, and was given up")]
+    TooSlow {
+        /// The time that it was given.
+        patience: Duration,
+    },
     /// Something that this rank could do and another one could not.
     #[error("another rank could not {action}: its log says why")]
     OtherRank {

@@ -24,7 +24,7 @@ mod worker;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -226,7 +226,7 @@ impl Engine {
             self.leave();
             return Err(error.into());
         }
-        let id = JobId(self.shared.next.fetch_add(1, Ordering::Relaxed));
+        let id = self.next_id();
         let sent =
             self.send(Command::Submit { id, job: Box::new(job), updates: Box::new(updates) });
         sent.inspect_err(|_| self.leave())?;
@@ -278,12 +278,37 @@ impl Engine {
         tokens: Vec<u32>,
         policy: Arc<dyn Policy>,
     ) -> std::result::Result<ContextInfo, JobError> {
+        self.compress_within(name, tokens, policy, Duration::MAX)
+    }
+
+    /// [`Self::compress`], given up after so much time.
+    ///
+    /// # Errors
+    /// The errors of [`Self::compress`], and [`JobError::TooSlow`].
+    pub fn compress_within(
+        &self,
+        name: &str,
+        tokens: Vec<u32>,
+        policy: Arc<dyn Policy>,
+        patience: Duration,
+    ) -> std::result::Result<ContextInfo, JobError> {
         self.enter()?;
         let (reply, answer) = channel();
-        let name = name.to_string();
-        let sent = self.send(Command::Compress { name, tokens, policy, reply });
+        let (id, name) = (self.next_id(), name.to_string());
+        let sent = self.send(Command::Compress { id, name, tokens, policy, reply });
         sent.inspect_err(|_| self.leave())?;
-        answer.recv().map_err(|_| stopped())?
+        match answer.recv_timeout(patience) {
+            Ok(answer) => answer,
+            Err(RecvTimeoutError::Disconnected) => Err(stopped()),
+            Err(RecvTimeoutError::Timeout) => {
+                self.cancel(id);
+                Err(JobError::TooSlow { patience })
+            }
+        }
+    }
+
+    fn next_id(&self) -> JobId {
+        JobId(self.shared.next.fetch_add(1, Ordering::Relaxed))
     }
 
     /// The contexts, by name.

@@ -105,6 +105,7 @@ pub(super) enum Told {
     },
     Cancel(u64),
     Compress {
+        id: u64,
         name: String,
         tokens: Vec<u32>,
         policy: serde_json::Value,
@@ -129,7 +130,8 @@ impl Told {
                 is_shaped: job.shaper.is_some(),
             },
             Command::Cancel(id) => Self::Cancel(id.0),
-            Command::Compress { name, tokens, policy, .. } => Self::Compress {
+            Command::Compress { id, name, tokens, policy, .. } => Self::Compress {
+                id: id.0,
                 name: name.clone(),
                 tokens: tokens.clone(),
                 policy: policy.config(),
@@ -165,8 +167,9 @@ impl Told {
                 Command::Submit { id: JobId(id), job: Box::new(job), updates: Box::new(|_| true) }
             }
             Self::Cancel(id) => Command::Cancel(JobId(id)),
-            Self::Compress { name, tokens, policy } => {
-                Command::Compress { name, tokens, policy: build(policy)?, reply: unheard() }
+            Self::Compress { id, name, tokens, policy } => {
+                let (id, policy) = (JobId(id), build(policy)?);
+                Command::Compress { id, name, tokens, policy, reply: unheard() }
             }
             Self::Forget(name) => Command::Forget { name, reply: unheard() },
             Self::Save(name) => Command::Save { name, reply: unheard() },

@@ -33,6 +33,8 @@ pub(super) enum Waiting {
     },
     /// A document under a name.
     Context {
+        /// Its number, by which it is cancelled.
+        id: JobId,
         /// The name.
         name: String,
         /// The document.

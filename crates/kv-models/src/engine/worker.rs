@@ -56,6 +56,7 @@ pub(super) enum Command {
         reply: Sender<Option<Vec<Vec<usize>>>>,
     },
     Compress {
+        id: JobId,
         name: String,
         tokens: Vec<u32>,
         policy: Arc<dyn Policy>,
@@ -264,8 +265,8 @@ impl<'a> Worker<'a> {
                 let picture = self.groups.iter().find_map(|group| group.picture(id));
                 drop(reply.send(picture));
             }
-            Command::Compress { name, tokens, policy, reply } => {
-                let waiting = Waiting::Context { name, tokens, policy, reply };
+            Command::Compress { id, name, tokens, policy, reply } => {
+                let waiting = Waiting::Context { id, name, tokens, policy, reply };
                 match self.check(&waiting) {
                     Ok(()) => self.queue.push_back(waiting),
                     Err(error) => self.refuse(waiting, error),
@@ -588,8 +589,9 @@ impl<'a> Worker<'a> {
     }
 
     fn cancel(&mut self, id: JobId) {
-        let is_it =
-            |waiting: &Waiting| matches!(waiting, Waiting::Job { id: own, .. } if *own == id);
+        let is_it = |waiting: &Waiting| match waiting {
+            Waiting::Job { id: own, .. } | Waiting::Context { id: own, .. } => *own == id,
+        };
         if let Some(at) = self.queue.iter().position(is_it) {
             self.state.waiting.fetch_sub(1, Ordering::AcqRel);
             self.queue.remove(at).into_iter().for_each(cancelled);

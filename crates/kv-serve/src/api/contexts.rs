@@ -95,8 +95,11 @@ pub(crate) async fn create(
     let new: NewContext = fields::parse(object)?;
     let policy = app.settings.policies.choose(&new.kv.clone().unwrap_or_default())?;
     let (own, text) = (Arc::clone(&app), (new.text, new.tokens));
-    let tokens = reading(&app, Instant::now(), move || tokens_of(&own, text)).await?;
-    let info = blocking(move || Ok(app.engine.compress(&new.name, tokens, policy)?)).await?;
+    let begun = Instant::now();
+    let tokens = reading(&app, begun, move || tokens_of(&own, text)).await?;
+    let left = app.settings.request_timeout.saturating_sub(begun.elapsed());
+    let compress = move || Ok(app.engine.compress_within(&new.name, tokens, policy, left)?);
+    let info = blocking(compress).await?;
     Ok((StatusCode::CREATED, Json(info.into())))
 }
 
