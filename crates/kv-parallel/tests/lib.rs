@@ -135,8 +135,10 @@ fn a_rank_that_dies_ends_all() {
 #[cfg(target_os = "linux")]
 #[test]
 fn ranks_end_with_the_process_that_started_them() {
-    let mut starter = again("kill-starter").stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let mut starter = again("kill-starter").stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
     let starter = starter.as_mut().unwrap();
+    // Nobody reads what the ranks have to say.
+    drop(starter.stderr.take());
     let of = starter.id();
     // The test's thread starts the ranks, rather than the main one.
     let threads = || std::fs::read_dir(format!("/proc/{of}/task")).unwrap();

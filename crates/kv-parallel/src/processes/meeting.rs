@@ -12,7 +12,7 @@
 //! on its other side has died, which ends this process, too: the device may be in the midst of a
 //! sum that never comes.
 
-use std::io;
+use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
@@ -288,7 +288,8 @@ fn watch(
 
 /// Ends the process, whose other threads may wait for a device forever.
 pub(super) fn exit(message: &str) {
-    eprintln!("error: {message}");
+    // Whoever read the errors may have died, too, and `eprintln!` would panic.
+    let _ = writeln!(io::stderr(), "error: {message}");
     std::process::exit(LOST);
 }
 
