@@ -324,8 +324,9 @@ pub(crate) struct Throughput {
     /// Memory in GiB for which to say how large a batch would be, from the bytes measured.
     #[arg(long, value_name = "GIB", value_parser = gibibytes, allow_negative_numbers = true)]
     pub(crate) memory_cap: Option<f64>,
-    /// Divides the model among so many processes, with a GPU each. Bytes are those of one of them.
-    /// Where torchrun, srun, mpirun or Kubernetes has started several processes, they are these.
+    /// Divides the model among so many processes, each with its own GPU. The bytes in the report
+    /// are the bytes of one process. If torchrun, srun, mpirun or Kubernetes has started several
+    /// processes, these are used and none are started.
     #[arg(long, value_name = "RANKS", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) tensor_parallel: Option<usize>,
 }

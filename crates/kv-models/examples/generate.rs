@@ -121,7 +121,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs alone, or as one of several ranks, of which the first shows the text.
+/// Runs alone, or as one of several ranks. The first rank shows the text.
 fn start(args: &Args) -> Result<ExitCode> {
     let ranks = match Ranks::join(args.tensor_parallel)? {
         Role::Starter(code) => return Ok(code),

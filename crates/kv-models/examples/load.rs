@@ -8,8 +8,8 @@
 //!     --dtype bf16 --inputs 2000-16000 --outputs 512 --rows 64 --cache-gib 40
 //! ```
 //!
-//! With `--contexts 8`, eight documents are compressed before the load begins, and each request asks
-//! a question of one of them:
+//! With `--contexts 8`, eight documents are compressed before the load begins, and each request
+//! asks a question of one of them:
 //!
 //! ```sh
 //! cargo run --release -p kv-models --example load -- --model needle-1m --contexts 8 \

@@ -594,7 +594,7 @@ fn a_context_that_takes_too_long_is_given_up() {
     assert!(matches!(updates.recv().unwrap(), Update::Started(_)));
     let late = engine.compress_within("late", document.clone(), policy(), Duration::ZERO);
     assert!(matches!(late, Err(JobError::TooSlow { .. })), "{late:?}");
-    // The name is free, and what was given up does not come later.
+    // The name is free again, and the abandoned compression never appears among the contexts.
     let info = engine.compress("late", document, policy()).unwrap();
     assert_eq!(info.tokens, 1_900);
     assert_eq!(engine.contexts().unwrap().len(), 1);

@@ -40,7 +40,7 @@ pub enum ParallelError {
         /// How long was waited.
         waited: Duration,
     },
-    /// A rank that does not compute what the others compute.
+    /// A rank has drawn other tokens than rank 0 in a step.
     #[error("rank {rank} has drawn other tokens than rank 0")]
     Diverged {
         /// The rank.
@@ -96,5 +96,5 @@ pub enum ParallelError {
     },
 }
 
-/// The result of what ranks do together.
+/// A result of this crate.
 pub type Result<T> = std::result::Result<T, ParallelError>;

@@ -40,7 +40,8 @@ impl Nccl {
         if env::var_os(NCCL).is_none() {
             return refuse(format!("set {NCCL} to an address and a port of rank 0's host"));
         }
-        // SAFETY: NCCL's initialisers only register the library; CubeCL loads it again by this name.
+        // SAFETY: NCCL's initialisers only register the library; CubeCL loads it again by this
+        // name.
         if let Err(error) = unsafe { libloading::Library::new(LIBRARY) } {
             return refuse(format!(
                 "{LIBRARY} cannot be loaded ({error}). Install NCCL, or put the folder of a link \

@@ -23,8 +23,8 @@ struct Exchange {
     changed: Condvar,
 }
 
-/// One sum. It fills with the ranks' parts, is added by the rank that comes last, and is empty again
-/// once all ranks have read it.
+/// One sum. It fills with the ranks' parts, is added by the rank that comes last, and is empty
+/// again once all ranks have read it.
 #[derive(Debug)]
 struct Round {
     parts: Vec<Option<Vec<f32>>>,

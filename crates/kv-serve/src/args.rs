@@ -26,8 +26,8 @@ pub struct Args {
     /// Weights, activations and cache; by default f32 on the CPU, the model's own elsewhere
     #[arg(long, value_enum)]
     pub dtype: Option<Float>,
-    /// Divides the model among so many processes, with a GPU each. Where torchrun, srun, mpirun or
-    /// Kubernetes has started several processes, they are these
+    /// Divides the model among so many processes, each with its own GPU. If torchrun, srun, mpirun
+    /// or Kubernetes has started several processes, these are used and none are started
     #[arg(long, value_name = "RANKS", value_parser = positive)]
     pub tensor_parallel: Option<usize>,
     /// A `tokenizer.json`, for models without one such as `random:PRESET`

@@ -28,11 +28,12 @@ pub(super) struct Group<'a> {
     is_alone: bool,
 }
 
-/// A step's tokens, and what the rows decided.
+/// What the first rank tells the others of a decode step: the token that each row drew, and the
+/// decision that each row took on it.
 #[derive(Serialize, Deserialize)]
 struct Step {
-    /// For each row, the token that it drew, −1 for logits that are not finite; `None` for rows that
-    /// drew for no job.
+    /// For each row, the token that it drew, −1 for logits that are not finite; `None` for rows
+    /// that drew for no job.
     drawn: Vec<Option<i64>>,
     decisions: Vec<Option<Decision>>,
 }
@@ -218,8 +219,8 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// Tells jobs their tokens; returns what each row goes on with, `None` for rows that drew for
-    /// no job.
+    /// Tells jobs their tokens. Returns the decision of each row: the token that its next step
+    /// takes, or its end. Rows that drew for no job have `None`.
     fn decide(&mut self, model: &Model, draws: &[Option<Option<u32>>]) -> Vec<Option<Decision>> {
         let decoder = &self.decoder;
         let rows = self.rows.iter_mut().zip(draws).enumerate();

@@ -182,8 +182,9 @@ impl Engine {
         Ok(Self { shared: Arc::new(Shared { card, options, commands, next, state }) })
     }
 
-    /// Does what the first rank's engine does, on another rank, with options that are equal but
-    /// for their connections. Returns once the first rank has done its work.
+    /// Runs the engine of a rank other than the first one. It computes its part of every job of the
+    /// first rank's engine. `options` must be the first rank's, except for `meeting`. Returns once
+    /// the first rank has ended.
     ///
     /// # Errors
     /// The errors of [`Self::start`], and [`JobError::Model`] where this rank computes other tokens

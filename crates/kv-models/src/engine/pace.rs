@@ -41,8 +41,8 @@ impl Pace {
         ((free / (layer * tokens as f64).max(f64::MIN_POSITIVE)) as usize).max(1)
     }
 
-    /// Notes a turn in which steps ran beside layers of prompts: `tokens` counts the prompts' tokens,
-    /// once for each layer.
+    /// Notes a turn in which steps ran beside layers of prompts: `tokens` counts the prompts'
+    /// tokens, once for each layer.
     pub(super) fn note(&mut self, tokens: usize, time: Duration) {
         let mean = |known: Option<f64>, new: f64| {
             Some(known.map_or(new, |known| known + NEWEST * (new - known)))

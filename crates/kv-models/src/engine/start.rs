@@ -33,7 +33,7 @@ pub(super) enum Waiting {
     },
     /// A document under a name.
     Context {
-        /// Its number, by which it is cancelled.
+        /// The number by which the compression can be cancelled.
         id: JobId,
         /// The name.
         name: String,

@@ -1,8 +1,10 @@
 //! The thread that owns the device, and the order of its work.
 //!
-//! Between two decode steps of every group, some layers of a prompt are computed, or of two that
-//! share the time, where the second is much shorter. Work on a prompt is cut between layers, not between tokens. Every policy then sees whole layers, as it
-//! does alone, and only one layer's keys and values are whole at a time.
+//! Between two decode steps of every group, the thread computes some layers of a prompt. Two
+//! prompts share this time where the second one is much shorter than the first.
+//!
+//! Work on a prompt is cut between layers, not between tokens. Every policy then sees whole layers,
+//! as it does alone, and only one layer's keys and values are whole at a time.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -83,8 +85,8 @@ pub(super) struct Worker<'a> {
     options: EngineOptions,
     state: Arc<State>,
     queue: VecDeque<Waiting>,
-    /// Prompts on their way, the one that began first before a shorter one that came behind it. They
-    /// share the time.
+    /// Prompts whose layers are being computed, in the order in which they began. The second one is
+    /// much shorter than the first.
     starting: Vec<Starting<'a>>,
     /// Jobs whose prompts are compressed and that found no free row yet, the oldest first.
     ready: Vec<Parked<'a>>,

@@ -26,8 +26,8 @@ impl Llama {
     /// them) and f32 weights are held.
     ///
     /// # Errors
-    /// [`ModelError::WholeModelOnly`], [`ModelError::EmptyPrompt`] below two tokens, [`ModelError::PromptTooLong`],
-    /// [`ModelError::TokenOutOfRange`].
+    /// [`ModelError::WholeModelOnly`], [`ModelError::EmptyPrompt`] below two tokens,
+    /// [`ModelError::PromptTooLong`], [`ModelError::TokenOutOfRange`].
     pub fn kv_gradients(&self, tokens: &[u32]) -> Result<KvGradients> {
         self.check_whole("a gradient")?;
         self.check_prompt(tokens)?;

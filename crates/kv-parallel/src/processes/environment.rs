@@ -22,7 +22,7 @@ const MASTER: [&str; 2] = ["MASTER_ADDR", "MASTER_PORT"];
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) shard: Shard,
-    /// The process's number among those of its host.
+    /// The process's number among the processes of its host, counted from 0.
     pub(crate) local: usize,
     /// Where rank 0 listens.
     pub(crate) meeting: SocketAddr,

@@ -258,7 +258,8 @@ fn hello(shard: Shard) -> Frame {
     Frame::Hello(serde_json::to_vec(&Hello::of(shard)).unwrap_or_default())
 }
 
-/// Hands on what a connection says, until it ends.
+/// Reads the messages of a connection, and puts each into the channel of its kind, until the
+/// connection ends.
 fn watch(
     mut stream: TcpStream,
     (shard, other): (Shard, usize),

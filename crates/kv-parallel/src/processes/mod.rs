@@ -2,8 +2,8 @@
 //!
 //! * [`environment`]: which rank a process is.
 //! * [`start`]: starting all ranks from one command.
-//! * [`meeting`]: the connections between rank 0 and the others, by which each notices that another
-//!   one has died.
+//! * [`meeting`]: the connections between rank 0 and every other rank. A rank notices by them that
+//!   another rank has died.
 //! * [`frame`]: messages on these connections.
 
 pub(crate) mod environment;

@@ -48,8 +48,8 @@ pub(crate) fn run(world: usize) -> Result<ExitCode> {
     ranks.wait().map_err(failed("waiting for ranks"))
 }
 
-/// Ends this rank when the process that started it has died, which could then not end the ranks. The
-/// first rank ends behind the others.
+/// Ends this rank when the process that started it has died, which could then not end the ranks.
+/// The first rank ends behind the others.
 pub(crate) fn end_with_starter() {
     if env::var_os(STARTED).is_none() {
         return;
@@ -111,8 +111,8 @@ fn free_addresses() -> io::Result<[SocketAddr; 2]> {
     Ok([both[0].local_addr()?, both[1].local_addr()?])
 }
 
-/// Passes SIGTERM and SIGINT on to the ranks, which end as they do alone. This process goes on until
-/// they have ended.
+/// Passes SIGTERM and SIGINT on to the ranks, which end as they do alone. This process goes on
+/// until they have ended.
 #[cfg(unix)]
 fn pass_signals_on(ranks: Vec<u32>) {
     use rustix::process::{Pid, Signal, kill_process};

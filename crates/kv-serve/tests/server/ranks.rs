@@ -14,8 +14,9 @@ const SOON: Duration = Duration::from_secs(10);
 fn request(policy: &str, tokens: usize) -> String {
     let text = "The old boat lay upon the sand. ".repeat(8);
     format!(
-        r#"{{"messages": [{{"role": "user", "content": "{text}"}}], "max_tokens": {tokens}, "temperature": 0,
-        "ignore_eos": true, "logprobs": true, "kv": {{"policy": {policy}, "budget": 0.25}}}}"#
+        r#"{{"messages": [{{"role": "user", "content": "{text}"}}],
+        "max_tokens": {tokens}, "temperature": 0, "ignore_eos": true, "logprobs": true,
+        "kv": {{"policy": {policy}, "budget": 0.25}}}}"#
     )
 }
 

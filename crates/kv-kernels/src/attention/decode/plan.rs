@@ -22,9 +22,9 @@ pub(crate) enum Kernel {
 /// Cubes that run on a processor at once: two of the kernel for matrix instructions, which takes
 /// shared memory for that, and about five of the portable kernel.
 const CUBES_EACH: [usize; 2] = [2, 5];
-/// How many times all cubes of ranges of different lengths fill the device, about; and the most parts
-/// of a range. More parts end more evenly, but each takes some microseconds to begin, and lengths
-/// are not known where a step is recorded: ranges may be short.
+/// How many times all cubes of ranges of different lengths fill the device, about; and the most
+/// parts of a range. More parts end more evenly, but each takes some microseconds to begin, and
+/// lengths are not known where a step is recorded: ranges may be short.
 const UNEVEN_WAVES: usize = 6;
 const MOST_UNEVEN: usize = 8;
 /// The fewest slots of a part: below that a cube is not worthwhile.
@@ -91,9 +91,9 @@ impl Layout {
         Self { splits, kernel, room: room(device, kernel) }
     }
 
-    /// The layout for ranges of very different lengths in a pool of `slots` slots, such as sequences
-    /// that come and go; `None` where lengths may be alike. Each range has several parts, so that no
-    /// cube reads much longer than the others.
+    /// The layout for ranges of very different lengths in a pool of `slots` slots, such as
+    /// sequences that come and go; `None` where lengths may be alike. Each range has several parts,
+    /// so that no cube reads much longer than the others.
     pub(crate) fn uneven(
         device: &DeviceTraits,
         kernel: Kernel,

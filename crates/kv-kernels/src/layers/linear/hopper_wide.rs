@@ -1,6 +1,6 @@
 //! Products of many rows on Hopper, `c = a bᵀ`. One plane copies tiles of both factors into shared
-//! memory by the copy engine. Two groups of four planes multiply by warpgroup instructions, as tiles
-//! arrive: each group 64 of 128 rows, or half of the columns of 64 rows.
+//! memory by the copy engine. Two groups of four planes multiply by warpgroup instructions, as
+//! tiles arrive: each group 64 of 128 rows, or half of the columns of 64 rows.
 //!
 //! Where the tiles of `c` are fewer than the processors, several cubes share a tile: each sums some
 //! blocks of 64 products, and [`hopper_split`](super::hopper_split) adds the parts.

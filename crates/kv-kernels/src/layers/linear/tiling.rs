@@ -8,9 +8,9 @@ const ROWS: [usize; 2] = [64, 128];
 const COLUMNS: [usize; 2] = [128, 256];
 /// The fewest blocks that a part sums: fewer would not fill its stages of copies.
 const LEAST_BLOCKS: usize = 4;
-/// Bytes of tiles that a processor copies while all of them write and read one byte of the parts. On
-/// an H200, tiles come at 46 bytes a nanosecond and processor, and parts go through the L2 cache at
-/// 3,000.
+/// Bytes of tiles that a processor copies while all of them write and read one byte of the parts.
+/// On an H200, tiles come at 46 bytes a nanosecond and processor, and parts go through the L2 cache
+/// at 3,000.
 const SUMS_PER_COPY: usize = 65;
 
 /// The tiles of a product, and the parts of their sums.
