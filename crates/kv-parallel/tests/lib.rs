@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::env;
+use std::io::Write as _;
 use std::net::TcpListener;
 use std::process::{Command, ExitCode, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -70,7 +71,9 @@ fn work(task: &str, ranks: &Ranks) {
             while let Some(command) = meeting.next_command() {
                 heard.push(String::from_utf8(command).unwrap());
             }
-            eprintln!("rank {own} heard {}", heard.join(" "));
+            // Ranks write to one pipe, and `eprintln` writes its pieces one by one.
+            let line = format!("rank {own} heard {}\n", heard.join(" "));
+            std::io::stderr().write_all(line.as_bytes()).unwrap();
         }
         other => panic!("{other}"),
     }
