@@ -238,12 +238,27 @@ impl Running {
         }
         self.tokens.push(token);
         let text = self.output.as_mut().map(|output| output.push(token)).transpose()?;
-        if self.output.as_ref().is_some_and(TextOutput::is_stopped) {
+        if self.is_stopped() {
             self.finish = Some(Finish::Stop);
         } else if self.tokens.len() == self.new_tokens {
             self.finish = Some(Finish::Length);
         }
         Ok(Some(Event { request: row, token: Some(token), text }))
+    }
+
+    /// Bytes of text that have been shown; none without a tokenizer.
+    pub(crate) fn shown(&self) -> usize {
+        self.output.as_ref().map_or(0, TextOutput::shown)
+    }
+
+    /// [`TextOutput::end_of_last`]; 0 without a tokenizer.
+    pub(crate) fn end_of_last(&self) -> Result<Option<usize>> {
+        self.output.as_ref().map_or(Ok(Some(0)), TextOutput::end_of_last)
+    }
+
+    /// Whether a stop string has ended the text.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.output.as_ref().is_some_and(TextOutput::is_stopped)
     }
 
     /// The text that was held back, where the sequence has ended.

@@ -98,6 +98,25 @@ impl TextOutput {
         self.text
     }
 
+    /// Bytes of the text that have been shown.
+    pub fn shown(&self) -> usize {
+        self.shown
+    }
+
+    /// How many bytes must have been shown ([`Self::shown`]) before the last token has been shown as
+    /// a whole. `None` for a token that a stop string took, which never is.
+    ///
+    /// # Errors
+    /// [`crate::ModelError::Tokenizer`].
+    pub fn end_of_last(&self) -> Result<Option<usize>> {
+        if self.stopped {
+            return Ok(None);
+        }
+        // A character of which bytes are missing will take at least one.
+        let is_partial = !self.stream.held_back()?.is_empty();
+        Ok(Some(self.text.len() + usize::from(is_partial)))
+    }
+
     /// The new text up to the byte `end`.
     fn show(&mut self, end: usize) -> String {
         let piece = self.text[self.shown..end].to_string();

@@ -463,6 +463,56 @@ fn shared_prefixes_change_no_token() {
     }
 }
 
+/// Jobs with one prompt compute it once, and get what they get alone, also where slots change later.
+#[test]
+fn jobs_of_one_prompt_compute_it_once() {
+    for tested in devices() {
+        let engine = engine(&tested.device, small());
+        let model = embedded_in_f32(&tested);
+        let text = prompts(&model).concat();
+        let names = match tested.name {
+            "cpu" => &["full", "snapkv", "h2o", "longflow", "keepkv", "quest", "random"][..],
+            _ => &["snapkv", "longflow"][..],
+        };
+        let mut computed = 0;
+        for name in names {
+            let policy = json!({"policy": name, "budget": 0.4});
+            let requests = (0..5).map(|seed| {
+                let sampling = Sampling { temperature: 1.0, seed, ..Sampling::default() };
+                let greedy = Request::greedy(text[..100].to_vec(), 12);
+                Request { sampling, stop_at_end: false, ..greedy }
+            });
+            let requests: Vec<Request> = requests.collect();
+            let alone = requests.iter().map(|request| {
+                let request = std::slice::from_ref(request);
+                run_requests(&model, &policy, request)[0].tokens.clone()
+            });
+            let alone: Vec<Vec<u32>> = alone.collect();
+            let (jobs, updates): (Vec<_>, Vec<_>) = requests
+                .into_iter()
+                .map(|request| {
+                    let (sender, receiver) = channel();
+                    let job = Job::new(request, build(&policy).unwrap());
+                    ((job, move |update| sender.send(update).is_ok()), receiver)
+                })
+                .unzip();
+            engine.submit_all(jobs).unwrap();
+            let told: Vec<Told> = updates.iter().map(listen).collect();
+            let tokens: Vec<Vec<u32>> = told.iter().map(|told| told.tokens.clone()).collect();
+            assert_eq!(tokens, alone, "{name} on {}", tested.name);
+            assert!(alone.iter().any(|tokens| *tokens != alone[0]), "{name}");
+            let cached: usize = told.iter().map(|told| told.started.unwrap().cached_tokens).sum();
+            // Seeds choose the random policy's slots.
+            let expected = if *name == "random" { 0 } else { 400 };
+            assert_eq!(cached, expected, "{name} on {}", tested.name);
+            computed += 500 - cached as u64;
+        }
+        engine.shut_down(Duration::from_secs(60)).unwrap();
+        let load = engine.load();
+        assert_eq!((load.totals.prompt_tokens, load.bytes), (computed, 0));
+    }
+}
+
 /// What can never run is refused with what would fit, and what waits in vain is refused too.
 #[test]
 fn jobs_that_cannot_run_are_refused() {
@@ -553,6 +603,32 @@ fn the_host_changes_logits_of_its_own_rows_alone() {
         let request = Request { stop_at_end: false, ..Request::greedy(text[..80].to_vec(), 12) };
         let alone = run_requests(&model, &full, &[request]);
         assert_eq!(listen(&plain).tokens, alone[0].tokens, "{}", tested.name);
+    }
+}
+
+#[test]
+fn log_probabilities_tell_nothing_of_a_stop_string() {
+    for tested in devices() {
+        let engine = engine(&tested.device, small());
+        let model = embedded_in_f32(&tested);
+        let text = prompts(&model).concat();
+        let full = json!({"policy": "full"});
+        let plain = run_job(&engine, job(&full, &text[..80], 24)).text;
+        let (from, to) = (plain.chars().count() / 3, plain.chars().count() / 3 + 6);
+        let stop: String = plain.chars().skip(from).take(to - from).collect();
+        let expected = plain.split(&stop).next().unwrap();
+        for top in [None, Some(2)] {
+            let mut stopped = Job { logprobs: top, ..job(&full, &text[..80], 24) };
+            stopped.request.stop = vec![stop.clone()];
+            let told = run_job(&engine, stopped);
+            let ended = told.ended.unwrap();
+            assert_eq!((told.text.as_str(), ended.finish), (expected, Finish::Stop), "{stop:?}");
+            let tokens = model.tokenizer().unwrap().decode(&told.tokens, true).unwrap();
+            if top.is_some() {
+                assert!(expected.starts_with(&tokens), "{tokens:?} of {expected:?}");
+                assert!(told.tokens.len() < ended.tokens);
+            }
+        }
     }
 }
 

@@ -93,6 +93,7 @@ impl Policy for Combine {
             compares_heads: prefill.compares_heads || decode.compares_heads,
             compares_hidden: decode.compares_hidden,
             renumbers: decode.renumbers,
+            draws: prefill.draws || decode.draws,
             target: decode.target,
             block_of_sums: decode.block_of_sums,
             ..Capabilities::default()

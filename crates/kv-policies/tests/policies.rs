@@ -95,6 +95,28 @@ fn beyond_limit(run: &Run, policy: &dyn Policy) -> Option<usize> {
     }
 }
 
+/// Of two sequences with one prompt and different seeds, policies that draw hold different slots.
+#[test]
+fn policies_that_draw_say_so() {
+    for config in all(json!(80)) {
+        let policy = policy(config.clone());
+        let one = run(0..1, 2, &burn::tensor::Device::flex());
+        let twice = |tensor: Tensor<4>| tensor.repeat_dim(0, 2);
+        let Prompt { query, keys, values, raw_query, frequencies } = one.prompt;
+        let raw_query = raw_query.map(twice);
+        let (query, keys, values) = (twice(query), twice(keys), twice(values));
+        let both = Run {
+            prompt: Prompt { query, keys, values, raw_query, frequencies },
+            query: twice(one.query),
+            keys: twice(one.keys),
+            values: twice(one.values),
+        };
+        let (_, outputs) = decode(&both, &*policy);
+        let (first, second) = outputs.split_at(outputs.len() / 2);
+        assert_eq!(first != second, policy.capabilities().draws, "{config}");
+    }
+}
+
 #[test]
 fn budgets_hold_in_prefill_and_decode() {
     for tested in devices() {

@@ -48,7 +48,7 @@ impl Generation {
     /// Submits the jobs of a request that began at `begun`, `choices` for each prompt.
     ///
     /// # Errors
-    /// The first error; the other jobs are cancelled.
+    /// The first error; no job is submitted then.
     pub(crate) fn submit(
         app: &Arc<App>,
         id: String,
@@ -67,7 +67,7 @@ impl Generation {
             app: Arc::clone(app),
             id,
             updates,
-            jobs: Vec::with_capacity(count),
+            jobs: Vec::new(),
             open: (0..count).collect(),
             choices,
             usage: Usage::default(),
@@ -76,12 +76,13 @@ impl Generation {
             prompts: vec![0; count],
             deadline: JoinSet::new(),
         };
-        for (choice, job) in jobs.into_iter().enumerate() {
+        let jobs = jobs.into_iter().enumerate().map(|(choice, job)| {
             let sender = sender.clone();
-            let updates = move |update| sender.send((choice, update)).is_ok();
-            let job = app.engine.submit(job, updates)?;
+            (job, move |update| sender.send((choice, update)).is_ok())
+        });
+        generation.jobs = app.engine.submit_all(jobs.collect())?;
+        for &job in &generation.jobs {
             app.requests().insert(job, generation.id.clone());
-            generation.jobs.push(job);
         }
         let (engine, jobs) = (app.engine.clone(), generation.jobs.clone());
         let deadline = begun + app.settings.request_timeout;

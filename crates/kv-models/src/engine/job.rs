@@ -121,9 +121,11 @@ pub struct Ended {
 pub enum Update {
     /// The prompt is compressed.
     Started(Started),
-    /// A token was drawn.
+    /// A token was drawn. Jobs with log-probabilities learn of a token once its text can be shown
+    /// as a whole, and never of a token that a stop string took.
     Token {
-        /// The token; `None` where the sequence has ended and text that was held back follows.
+        /// The token; `None` for text alone: a part of a token's text, or text that was held back
+        /// and is shown at the end.
         token: Option<u32>,
         /// Text that no later token can take back; it may be empty.
         text: String,
@@ -140,11 +142,13 @@ pub enum Update {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JobError {
-    /// The engine has as many waiting jobs as it takes.
-    #[error("{waiting} jobs are waiting, which is the most; try again later")]
+    /// The queue has no place for so many more jobs.
+    #[error("{waiting} jobs are waiting, of at most {most}; try again later")]
     QueueFull {
         /// Jobs in the queue.
         waiting: usize,
+        /// Places in the queue.
+        most: usize,
     },
     /// The job would take more memory than the engine has.
     #[error(

@@ -7,6 +7,7 @@
 //!   within a batch.
 //! * [`pace`]: how much of a prompt is computed between two decode steps.
 //! * [`prefixes`]: prompts that are kept for prompts that begin alike.
+//! * [`repeated`]: a prompt that several waiting jobs have.
 //! * [`script`]: how the engines of several ranks do the same.
 //! * [`context`]: documents that are compressed once, for many requests.
 
@@ -16,6 +17,7 @@ mod job;
 mod load;
 mod pace;
 mod prefixes;
+mod repeated;
 mod row;
 mod script;
 mod start;
@@ -38,7 +40,7 @@ use crate::{ChatTemplate, Model, ModelConfig, ModelError, Result, Tokenizer};
 pub use context::ContextInfo;
 pub use job::{Ended, Held, Job, JobError, JobId, LogitsShaper, Started, TokenLogprobs, Update};
 pub use load::{JobLoad, Load, Totals};
-use worker::{Command, Worker};
+use worker::{Command, Submitted, Worker};
 
 /// How an engine runs.
 #[derive(Debug, Clone)]
@@ -222,31 +224,46 @@ impl Engine {
         job: Job,
         updates: impl FnMut(Update) -> bool + Send + 'static,
     ) -> std::result::Result<JobId, JobError> {
-        self.enter()?;
-        if let Err(error) = self.shared.card.check(&job) {
-            self.leave();
-            return Err(error.into());
-        }
-        let id = self.next_id();
-        let sent =
-            self.send(Command::Submit { id, job: Box::new(job), updates: Box::new(updates) });
-        sent.inspect_err(|_| self.leave())?;
-        Ok(id)
+        let ids = self.submit_all(vec![(job, updates)])?;
+        ids.first().copied().ok_or_else(stopped)
     }
 
-    /// Takes a place in the queue.
-    fn enter(&self) -> std::result::Result<(), JobError> {
-        let waiting = self.shared.state.waiting.fetch_add(1, Ordering::AcqRel);
-        if waiting >= self.shared.options.queue {
-            self.leave();
-            return Err(JobError::QueueFull { waiting });
+    /// Queues jobs together: all of them or none. Jobs that have one prompt and one policy, such as
+    /// the choices of a request, compute it once, unless the policy draws from different seeds.
+    ///
+    /// # Errors
+    /// The errors of [`Self::submit`].
+    pub fn submit_all(
+        &self,
+        jobs: Vec<(Job, impl FnMut(Update) -> bool + Send + 'static)>,
+    ) -> std::result::Result<Vec<JobId>, JobError> {
+        jobs.iter().try_for_each(|(job, _)| self.shared.card.check(job))?;
+        let submitted = jobs.into_iter().map(|(job, updates)| Submitted {
+            id: self.next_id(),
+            job: Box::new(job),
+            updates: Box::new(updates),
+        });
+        let submitted: Vec<Submitted> = submitted.collect();
+        let ids: Vec<JobId> = submitted.iter().map(|own| own.id).collect();
+        self.enter(ids.len())?;
+        self.send(Command::Submit(submitted)).inspect_err(|_| self.leave(ids.len()))?;
+        Ok(ids)
+    }
+
+    /// Takes places in the queue.
+    fn enter(&self, places: usize) -> std::result::Result<(), JobError> {
+        let most = self.shared.options.queue;
+        let waiting = self.shared.state.waiting.fetch_add(places, Ordering::AcqRel);
+        if waiting + places > most {
+            self.leave(places);
+            return Err(JobError::QueueFull { waiting, most });
         }
         Ok(())
     }
 
-    /// Gives a place in the queue back.
-    fn leave(&self) {
-        self.shared.state.waiting.fetch_sub(1, Ordering::AcqRel);
+    /// Gives places in the queue back.
+    fn leave(&self, places: usize) {
+        self.shared.state.waiting.fetch_sub(places, Ordering::AcqRel);
     }
 
     /// Cancels a job: it ends with [`crate::Finish::Cancelled`] before the next step. Jobs that
@@ -293,11 +310,11 @@ impl Engine {
         policy: Arc<dyn Policy>,
         patience: Duration,
     ) -> std::result::Result<ContextInfo, JobError> {
-        self.enter()?;
+        self.enter(1)?;
         let (reply, answer) = channel();
         let (id, name) = (self.next_id(), name.to_string());
         let sent = self.send(Command::Compress { id, name, tokens, policy, reply });
-        sent.inspect_err(|_| self.leave())?;
+        sent.inspect_err(|_| self.leave(1))?;
         match answer.recv_timeout(patience) {
             Ok(answer) => answer,
             Err(RecvTimeoutError::Disconnected) => Err(stopped()),

@@ -1,6 +1,6 @@
 //! A job within a batch.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Instant;
 
 use burn::tensor::{DType, Device, Tensor};
@@ -27,9 +27,20 @@ pub(super) struct Row {
     running: Running,
     updates: Updates,
     logprobs: Option<usize>,
+    /// Tokens of a row with log-probabilities that have not been told, since a stop string may
+    /// begin within their text.
+    withheld: VecDeque<Withheld>,
     host: Option<HostDraws>,
     /// Whether the next draw belongs to no job.
     pub(super) skips: bool,
+}
+
+/// A token that is told once its text has been shown.
+struct Withheld {
+    /// Bytes of text that have been shown then; `None` for a token that a stop string took.
+    end: Option<usize>,
+    token: u32,
+    logprobs: TokenLogprobs,
 }
 
 /// Draws whose logits the host changes before.
@@ -66,8 +77,8 @@ impl Row {
         updates: Updates,
     ) -> Self {
         let (running, began) = (Running::new(model, request), Instant::now());
-        let (logprobs, host, skips) = (None, None, false);
-        Self { id, policy, prompt_tokens, began, running, updates, logprobs, host, skips }
+        let (logprobs, host, skips, withheld) = (None, None, false, VecDeque::new());
+        Self { id, policy, prompt_tokens, began, running, updates, logprobs, withheld, host, skips }
     }
 
     /// Reports log-probabilities, and lets the host change logits. `history` has the tokens that a
@@ -164,8 +175,16 @@ impl Row {
             self.running.finish.get_or_insert(Finish::Length);
         }
         if let Some(event) = event {
-            let (token, text) = (event.token, event.text.unwrap_or_default());
-            if !self.tell(Update::Token { token, text, logprobs }) {
+            let text = event.text.unwrap_or_default();
+            let listens = match logprobs {
+                None => self.tell(Update::Token { token: event.token, text, logprobs }),
+                Some(logprobs) => {
+                    let end = self.running.end_of_last()?;
+                    self.withheld.push_back(Withheld { end, token, logprobs });
+                    self.tell_shown(text)
+                }
+            };
+            if !listens {
                 self.running.finish = Some(Finish::Cancelled);
             }
         }
@@ -173,6 +192,22 @@ impl Row {
             Some(_) => Decision::Ended,
             None if token != drawn => Decision::Replaced(token),
             None => Decision::Drawn,
+        })
+    }
+
+    /// Tells the tokens whose text has been shown with `text`, which goes with the last of them.
+    /// Returns whether anybody still listens.
+    fn tell_shown(&mut self, mut text: String) -> bool {
+        let shown = self.running.shown();
+        let is_shown = |own: &Withheld| own.end.is_some_and(|end| end <= shown);
+        let count = self.withheld.iter().take_while(|own| is_shown(own)).count();
+        let told: Vec<Withheld> = self.withheld.drain(..count).collect();
+        if told.is_empty() && !text.is_empty() {
+            return self.tell(Update::Token { token: None, text, logprobs: None });
+        }
+        told.into_iter().enumerate().all(|(at, Withheld { token, logprobs, .. })| {
+            let text = if at + 1 == count { std::mem::take(&mut text) } else { String::new() };
+            self.tell(Update::Token { token: Some(token), text, logprobs: Some(logprobs) })
         })
     }
 
@@ -186,8 +221,15 @@ impl Row {
     /// Tells the job that it has ended. Returns why, or `None` where it failed before.
     pub(super) fn end(mut self, held: Held) -> Option<Finish> {
         let finish = self.running.finish?;
-        if let Ok(Some(rest)) = self.running.rest(0) {
-            let text = rest.text.unwrap_or_default();
+        let rest = self.running.rest(0).ok().flatten().and_then(|rest| rest.text);
+        // Nothing is held back any more, but for a character whose bytes are missing.
+        for Withheld { token, logprobs, .. } in std::mem::take(&mut self.withheld) {
+            if !self.running.is_stopped() {
+                let (token, text) = (Some(token), String::new());
+                self.tell(Update::Token { token, text, logprobs: Some(logprobs) });
+            }
+        }
+        if let Some(text) = rest {
             self.tell(Update::Token { token: None, text, logprobs: None });
         }
         let tokens = self.new_tokens();

@@ -8,12 +8,13 @@
 use std::sync::Arc;
 
 use kv_parallel::{Meeting, ParallelError};
+use kv_policies::Policy;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::job::{Job, JobError, JobId, LogitsShaper};
-use super::worker::Command;
-use crate::{Request, Sampling};
+use super::worker::{Command, Submitted};
+use crate::{ModelError, Request, Sampling};
 
 /// Who makes an engine's choices.
 #[derive(Debug, Clone)]
@@ -90,26 +91,52 @@ pub(super) struct Turn {
     pub(super) is_over: bool,
 }
 
+/// A job, as the other ranks run it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct ToldJob {
+    id: u64,
+    tokens: Vec<u32>,
+    new_tokens: usize,
+    sampling: Sampling,
+    policy: serde_json::Value,
+    context: Option<String>,
+    logprobs: Option<usize>,
+    is_shaped: bool,
+}
+
+impl ToldJob {
+    fn of(Submitted { id, job, .. }: &Submitted) -> Self {
+        Self {
+            id: id.0,
+            tokens: job.request.tokens.clone(),
+            new_tokens: job.request.new_tokens,
+            sampling: job.request.sampling,
+            policy: job.policy.config(),
+            context: job.context.clone(),
+            logprobs: job.logprobs,
+            is_shaped: job.shaper.is_some(),
+        }
+    }
+
+    fn submitted(self) -> Result<Submitted, JobError> {
+        let Self { id, tokens, new_tokens, sampling, policy, context, logprobs, is_shaped } = self;
+        let request = Request { sampling, ..Request::greedy(tokens, new_tokens) };
+        let shaper = is_shaped.then(|| Box::new(Elsewhere) as Box<dyn LogitsShaper>);
+        let job = Job { request, policy: build(&policy)?, context, logprobs, shaper };
+        Ok(Submitted { id: JobId(id), job: Box::new(job), updates: Box::new(|_| true) })
+    }
+}
+
+fn build(policy: &serde_json::Value) -> Result<Arc<dyn Policy>, JobError> {
+    Ok(kv_policies::build(policy).map_err(ModelError::from)?)
+}
+
 /// A command, as the other ranks obey it: without listeners.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Told {
-    Submit {
-        id: u64,
-        tokens: Vec<u32>,
-        new_tokens: usize,
-        sampling: Sampling,
-        policy: serde_json::Value,
-        context: Option<String>,
-        logprobs: Option<usize>,
-        is_shaped: bool,
-    },
+    Submit(Vec<ToldJob>),
     Cancel(u64),
-    Compress {
-        id: u64,
-        name: String,
-        tokens: Vec<u32>,
-        policy: serde_json::Value,
-    },
+    Compress { id: u64, name: String, tokens: Vec<u32>, policy: serde_json::Value },
     Forget(String),
     Save(String),
     ShutDown,
@@ -119,16 +146,7 @@ impl Told {
     /// A command for the other ranks; `None` for questions that the first rank answers alone.
     pub(super) fn of(command: &Command) -> Option<Self> {
         Some(match command {
-            Command::Submit { id, job, .. } => Self::Submit {
-                id: id.0,
-                tokens: job.request.tokens.clone(),
-                new_tokens: job.request.new_tokens,
-                sampling: job.request.sampling,
-                policy: job.policy.config(),
-                context: job.context.clone(),
-                logprobs: job.logprobs,
-                is_shaped: job.shaper.is_some(),
-            },
+            Command::Submit(jobs) => Self::Submit(jobs.iter().map(ToldJob::of).collect()),
             Command::Cancel(id) => Self::Cancel(id.0),
             Command::Compress { id, name, tokens, policy, .. } => Self::Compress {
                 id: id.0,
@@ -149,26 +167,13 @@ impl Told {
         fn unheard<T>() -> std::sync::mpsc::Sender<T> {
             std::sync::mpsc::channel().0
         }
-        let build = |policy| kv_policies::build(&policy).map_err(crate::ModelError::from);
         Ok(match self {
-            Self::Submit {
-                id,
-                tokens,
-                new_tokens,
-                sampling,
-                policy,
-                context,
-                logprobs,
-                is_shaped,
-            } => {
-                let request = Request { sampling, ..Request::greedy(tokens, new_tokens) };
-                let shaper = is_shaped.then(|| Box::new(Elsewhere) as Box<dyn LogitsShaper>);
-                let job = Job { request, policy: build(policy)?, context, logprobs, shaper };
-                Command::Submit { id: JobId(id), job: Box::new(job), updates: Box::new(|_| true) }
-            }
+            Self::Submit(jobs) => Command::Submit(
+                jobs.into_iter().map(ToldJob::submitted).collect::<Result<_, JobError>>()?,
+            ),
             Self::Cancel(id) => Command::Cancel(JobId(id)),
             Self::Compress { id, name, tokens, policy } => {
-                let (id, policy) = (JobId(id), build(policy)?);
+                let (id, policy) = (JobId(id), build(&policy)?);
                 Command::Compress { id, name, tokens, policy, reply: unheard() }
             }
             Self::Forget(name) => Command::Forget { name, reply: unheard() },

@@ -113,6 +113,8 @@ enum Stage<'a> {
     /// A question is appended to a copy of a compressed context. The number counts the question's
     /// tokens that are appended already.
     Question(Box<Session<'a>>, usize),
+    /// Nothing is left to compute: another job had the prompt, too.
+    Copy(Box<Session<'a>>),
 }
 
 /// Tokens of a question that are appended at a time.
@@ -166,7 +168,7 @@ impl<'a> Starting<'a> {
     pub(super) fn take_prefix(&mut self) -> Option<PromptPrefix> {
         match &mut self.stage {
             Stage::Prefill(run) => run.take_prefix(),
-            Stage::Question(..) => None,
+            Stage::Question(..) | Stage::Copy(_) => None,
         }
     }
 
@@ -174,6 +176,12 @@ impl<'a> Starting<'a> {
     pub(super) fn question(session: Session<'a>, waiting: Waiting) -> Self {
         let stage = Stage::Question(Box::new(session), 0);
         Self { waiting, begun: Instant::now(), stage, cached: 0, computed: 0 }
+    }
+
+    /// Begins with a copy of the compressed prompt of another job.
+    pub(super) fn copy(session: Session<'a>, waiting: Waiting) -> Self {
+        let (stage, cached) = (Stage::Copy(Box::new(session)), waiting.length());
+        Self { waiting, begun: Instant::now(), stage, cached, computed: 0 }
     }
 
     /// Tokens of the prompt or of the question.
@@ -186,13 +194,14 @@ impl<'a> Starting<'a> {
     pub(super) fn tokens(&self, layers: usize) -> usize {
         match (&self.stage, &self.waiting) {
             (Stage::Question(..), _) => PIECE * layers,
-            (Stage::Prefill(_), Waiting::Job { job, .. }) => job.request.tokens.len() - self.cached,
-            (Stage::Prefill(_), Waiting::Context { tokens, .. }) => tokens.len() - self.cached,
+            (Stage::Prefill(_), waiting) => waiting.length() - self.cached,
+            // As good as nothing; each call of [`Self::layer`] counts.
+            (Stage::Copy(_), _) => 1,
         }
     }
 
-    /// Goes through the next layer, or appends the next piece of a question; returns whether more
-    /// are left.
+    /// Goes through the next layer, or appends the next piece of a question, if there is any;
+    /// returns whether more are left.
     pub(super) fn layer(&mut self) -> Result<bool, JobError> {
         match (&mut self.stage, &self.waiting) {
             (Stage::Prefill(run), _) => Ok(run.layer()?),
@@ -204,7 +213,7 @@ impl<'a> Starting<'a> {
                 Ok(*done < job.request.tokens.len())
             }
             // A context is compressed from its own tokens.
-            (Stage::Question(..), Waiting::Context { .. }) => Ok(false),
+            (Stage::Copy(_), _) | (Stage::Question(..), Waiting::Context { .. }) => Ok(false),
         }
     }
 
@@ -212,7 +221,7 @@ impl<'a> Starting<'a> {
     pub(super) fn finish(self) -> Result<(Waiting, Session<'a>, Duration), Failed<Waiting>> {
         let Self { waiting, begun, stage, .. } = self;
         let session = match stage {
-            Stage::Question(session, _) => *session,
+            Stage::Question(session, _) | Stage::Copy(session) => *session,
             Stage::Prefill(run) => match run.finish().map(|mut sessions| sessions.pop()) {
                 Ok(Some(session)) => session,
                 Ok(None) => return Err(Box::new((ModelError::EmptyPrompt.into(), waiting))),

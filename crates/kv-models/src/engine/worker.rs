@@ -23,6 +23,7 @@ use super::job::{Ended, Held, Job, JobError, JobId, Started, Update};
 use super::load::{JobLoad, Load, Totals};
 use super::pace::Pace;
 use super::prefixes::Prefixes;
+use super::repeated::Repeated;
 use super::row::{Failed, Updates};
 use super::script::{Script, Told, Turn};
 use super::start::{Opened, Ready, Starting, Waiting, open};
@@ -47,11 +48,7 @@ const PUBLISHED: Duration = Duration::from_millis(50);
 
 /// What a handle asks of the thread.
 pub(super) enum Command {
-    Submit {
-        id: JobId,
-        job: Box<Job>,
-        updates: Updates,
-    },
+    Submit(Vec<Submitted>),
     Cancel(JobId),
     Picture {
         id: JobId,
@@ -79,6 +76,24 @@ pub(super) enum Command {
     },
 }
 
+impl Command {
+    /// How many places in the queue it takes.
+    fn places(&self) -> usize {
+        match self {
+            Self::Submit(jobs) => jobs.len(),
+            Self::Compress { .. } => 1,
+            _ => 0,
+        }
+    }
+}
+
+/// A job that was submitted.
+pub(super) struct Submitted {
+    pub(super) id: JobId,
+    pub(super) job: Box<Job>,
+    pub(super) updates: Updates,
+}
+
 /// The engine's thread.
 pub(super) struct Worker<'a> {
     model: &'a Model,
@@ -93,6 +108,8 @@ pub(super) struct Worker<'a> {
     groups: Vec<Group<'a>>,
     contexts: Contexts<'a>,
     prefixes: Prefixes,
+    /// A compressed prompt that jobs in the queue have, too.
+    repeated: Option<Repeated<'a>>,
     pace: Pace,
     totals: Totals,
     published: Instant,
@@ -146,6 +163,7 @@ impl<'a> Worker<'a> {
             groups: Vec::new(),
             contexts,
             prefixes,
+            repeated: None,
             pace,
             totals: Totals::default(),
             published: Instant::now(),
@@ -183,7 +201,7 @@ impl<'a> Worker<'a> {
             if self.closes()? {
                 // Jobs that came in between are refused; whoever else asks hears that it has ended.
                 while let Ok(command) = commands.try_recv() {
-                    if matches!(command, Command::Submit { .. } | Command::Compress { .. }) {
+                    if command.places() > 0 {
                         self.obey(command)?;
                     }
                 }
@@ -237,9 +255,7 @@ impl<'a> Worker<'a> {
             for told in turn.commands {
                 match told.command() {
                     Ok(command) => {
-                        if matches!(command, Command::Submit { .. } | Command::Compress { .. }) {
-                            self.state.waiting.fetch_add(1, Ordering::AcqRel);
-                        }
+                        self.state.waiting.fetch_add(command.places(), Ordering::AcqRel);
                         taken.push(command);
                     }
                     // The first rank has built the policy.
@@ -254,12 +270,10 @@ impl<'a> Worker<'a> {
 
     fn obey(&mut self, command: Command) -> Result<(), ParallelError> {
         match command {
-            Command::Submit { id, job, updates } => {
-                self.totals.submitted += 1;
-                let waiting = Waiting::Job { id, job, updates, since: Instant::now() };
-                match self.check(&waiting) {
-                    Ok(()) => self.queue.push_back(waiting),
-                    Err(error) => self.refuse(waiting, error),
+            Command::Submit(jobs) => {
+                for Submitted { id, job, updates } in jobs {
+                    self.totals.submitted += 1;
+                    self.enqueue(Waiting::Job { id, job, updates, since: Instant::now() });
                 }
             }
             Command::Cancel(id) => self.cancel(id),
@@ -268,11 +282,7 @@ impl<'a> Worker<'a> {
                 drop(reply.send(picture));
             }
             Command::Compress { id, name, tokens, policy, reply } => {
-                let waiting = Waiting::Context { id, name, tokens, policy, reply };
-                match self.check(&waiting) {
-                    Ok(()) => self.queue.push_back(waiting),
-                    Err(error) => self.refuse(waiting, error),
-                }
+                self.enqueue(Waiting::Context { id, name, tokens, policy, reply });
             }
             Command::Contexts(reply) => drop(reply.send(self.contexts.list())),
             Command::Forget { name, reply } => {
@@ -351,14 +361,22 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn refuse(&mut self, waiting: Waiting, error: JobError) {
-        self.state.waiting.fetch_sub(1, Ordering::AcqRel);
-        self.totals.refused += 1;
-        waiting.fail(error);
+    /// Adds to the queue, or refuses.
+    fn enqueue(&mut self, waiting: Waiting) {
+        match self.check(&waiting) {
+            Ok(()) => self.queue.push_back(waiting),
+            Err(error) => {
+                self.state.waiting.fetch_sub(1, Ordering::AcqRel);
+                self.totals.refused += 1;
+                waiting.fail(error);
+            }
+        }
     }
 
     /// Begins with the next prompt that has room behind it.
     fn admit(&mut self) -> Result<(), ParallelError> {
+        let queue = &self.queue;
+        self.repeated.take_if(|own| !jobs_of(queue).any(|job| own.serves(job)));
         // At most so many sequences are outside of all groups.
         let outside = self.starting.len() + self.ready.len();
         let most = if self.starting.is_empty() { PARKED + 1 } else { PARKED };
@@ -414,6 +432,16 @@ impl<'a> Worker<'a> {
                 Ok(session) => Ok(Starting::question(session, waiting)),
                 Err(error) => Err(Box::new((error, waiting))),
             };
+        }
+        if let Waiting::Job { job, .. } = &waiting
+            && let Some(repeated) = self.repeated.take_if(|own| own.serves(job))
+        {
+            let goes_on = jobs_of(&self.queue).any(|other| repeated.serves(other));
+            let session = match goes_on {
+                true => self.repeated.insert(repeated).session(),
+                false => repeated.into_session(),
+            };
+            return Ok(Starting::copy(session, waiting));
         }
         Starting::prefill(self.model, waiting, &mut self.prefixes)
     }
@@ -500,6 +528,11 @@ impl<'a> Worker<'a> {
                 drop(reply.send(self.contexts.insert(&name, tokens, session)));
             }
             Waiting::Job { id, job, updates, since } => {
+                if !self.repeated.as_ref().is_some_and(|repeated| repeated.serves(&job))
+                    && let Some(new) = Repeated::of(&job, &session, jobs_of(&self.queue))
+                {
+                    self.repeated = Some(new);
+                }
                 let own = job.request.tokens.len();
                 let cached = job.context.as_deref().and_then(|name| self.contexts.tokens(name));
                 let cached = cached.unwrap_or_default();
@@ -665,6 +698,14 @@ impl<'a> Worker<'a> {
         };
         *self.state.load.lock().unwrap_or_else(PoisonError::into_inner) = load;
     }
+}
+
+/// The jobs of a queue.
+fn jobs_of(queue: &VecDeque<Waiting>) -> impl Iterator<Item = &Job> {
+    queue.iter().filter_map(|waiting| match waiting {
+        Waiting::Job { job, .. } => Some(&**job),
+        Waiting::Context { .. } => None,
+    })
 }
 
 /// Bytes of keys, values and positions that a policy keeps of a document, as far as its budget

@@ -62,6 +62,29 @@ fn half_a_character_is_not_shown() {
     assert_eq!(run("a🦀b", &["🦀"]).2, "a");
 }
 
+#[test]
+fn tokens_are_whole_once_nothing_of_them_is_held_back() {
+    let tokenizer = tokenizer();
+    let mut output = TextOutput::new(tokenizer.stream(true), vec!["196".into()]);
+    let mut told = |text: &str| {
+        let ids = tokenizer.encode(text, false).unwrap();
+        let each = ids.into_iter().map(|id| {
+            output.push(id).unwrap();
+            (output.end_of_last().unwrap(), output.shown())
+        });
+        each.collect::<Vec<_>>()
+    };
+    assert_eq!(told("219"), [(Some(1), 1), (Some(2), 1), (Some(3), 1)]);
+    assert_eq!(told("5"), [(Some(4), 4)]);
+    // The bytes of one character: the last one completes it.
+    let crab = told("🦀");
+    assert!(crab.len() > 1, "{crab:?}");
+    let (last, others) = crab.split_last().unwrap();
+    assert!(others.iter().all(|own| *own == (Some(5), 4)), "{crab:?}");
+    assert_eq!(*last, (Some(8), 8));
+    assert_eq!(told("196"), [(Some(9), 8), (Some(10), 8), (None, 8)]);
+}
+
 /// A line break is a byte token in the vocabularies of Llama 2 and Mistral.
 #[test]
 fn a_stop_string_of_byte_tokens_ends_at_once() {

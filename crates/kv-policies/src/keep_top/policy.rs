@@ -222,6 +222,7 @@ impl<S: Scorer> Policy for KeepTop<S> {
         Capabilities {
             changes_decode: self.decoding() != Decoding::None,
             compares_heads: !self.heads_choose(),
+            draws: S::DRAWS,
             ..Capabilities::default()
         }
     }

@@ -16,6 +16,7 @@ pub struct Random {}
 
 impl Scorer for Random {
     const NAME: &'static str = "random";
+    const DRAWS: bool = true;
 
     fn prefill(&self, observation: &Observation<'_>, _budget: usize) -> Result<Tensor<3>> {
         let [batch, kv_heads, tokens, _] = observation.dims();

@@ -15,6 +15,9 @@ pub trait Scorer:
     /// The registry's name.
     const NAME: &'static str;
 
+    /// Whether scores are drawn from the request's seed.
+    const DRAWS: bool = false;
+
     /// Checks the parameters.
     ///
     /// # Errors

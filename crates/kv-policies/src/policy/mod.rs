@@ -97,6 +97,9 @@ pub struct Capabilities {
     /// Positions are renumbered without gaps, so that the next token's position is the number of
     /// slots rather than the number of tokens seen.
     pub renumbers: bool,
+    /// Choices of a prompt or of decode steps are drawn from the request's seed: two requests with
+    /// one prompt and different seeds hold different slots.
+    pub draws: bool,
     /// The choice of a prompt, or the decode steps behind another policy's choice, make sense by
     /// themselves, so that the policy may be a part of [`crate::Combine`].
     pub combines: bool,
@@ -119,6 +122,7 @@ impl Default for Capabilities {
             compares_heads: false,
             compares_hidden: false,
             renumbers: false,
+            draws: false,
             combines: true,
             target: None,
             block_of_sums: None,

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::policy::config::{Config, config_of};
 use crate::policy::generator::generator;
 use crate::sampling::exact_ends::exact_ends;
-use crate::{Observation, Plan, Policy, Result};
+use crate::{Capabilities, Observation, Plan, Policy, Result};
 
 /// Uniform sampling with reweighting, the baseline of BalanceKV: of the `n` tokens between sinks
 /// and recents, `m` are drawn without replacement, independently per sequence and key-value head,
@@ -47,6 +47,10 @@ impl Policy for Uniform {
 
     fn budget(&self) -> Option<Budget> {
         Some(self.budget)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { draws: true, ..Capabilities::default() }
     }
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {

@@ -264,7 +264,12 @@ impl Policy for Cam {
 
     fn capabilities(&self) -> Capabilities {
         let compares_heads = self.evictor.capabilities().compares_heads;
-        Capabilities { changes_decode: true, compares_heads, ..Capabilities::default() }
+        Capabilities {
+            changes_decode: true,
+            compares_heads,
+            draws: true,
+            ..Capabilities::default()
+        }
     }
 
     fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {

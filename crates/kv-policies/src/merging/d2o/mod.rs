@@ -215,6 +215,7 @@ impl Policy for D2o {
             changes_decode: true,
             // Thresholds are means over a layer's heads.
             compares_heads: true,
+            draws: self.evictor.capabilities().draws,
             ..Capabilities::default()
         }
     }

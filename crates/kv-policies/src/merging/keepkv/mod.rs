@@ -153,8 +153,8 @@ impl Policy for KeepKv {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let compares_heads = self.evictor.capabilities().compares_heads;
-        Capabilities { changes_decode: true, compares_heads, ..Capabilities::default() }
+        let Capabilities { compares_heads, draws, .. } = self.evictor.capabilities();
+        Capabilities { changes_decode: true, compares_heads, draws, ..Capabilities::default() }
     }
 
     fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {

@@ -201,6 +201,7 @@ impl Policy for BalanceKv {
         Capabilities {
             needs_all_layers: by_blocks,
             compares_heads: by_blocks,
+            draws: true,
             ..Capabilities::default()
         }
     }

@@ -261,7 +261,12 @@ impl Policy for KvReviver {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { changes_decode: true, combines: false, ..Capabilities::default() }
+        Capabilities {
+            changes_decode: true,
+            combines: false,
+            draws: true,
+            ..Capabilities::default()
+        }
     }
 
     fn restore(&self, cache: &mut LayerCache) -> Result<()> {

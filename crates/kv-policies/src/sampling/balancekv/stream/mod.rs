@@ -272,7 +272,7 @@ impl Policy for BalanceKvStream {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { changes_decode: true, ..Capabilities::default() }
+        Capabilities { changes_decode: true, draws: true, ..Capabilities::default() }
     }
 
     /// Steps are recordable but for the ones that take a batch.
