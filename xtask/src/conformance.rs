@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, bail};
+use serde_json::Value;
 
 use crate::util;
 
@@ -47,6 +48,8 @@ struct Tool {
     needs: &'static str,
     /// What it runs; `None` where something is missing.
     command: Option<Command>,
+    /// Runs it, and fails where it has found something wrong.
+    run: fn(&mut Command) -> Result<()>,
 }
 
 /// Runs the command.
@@ -70,7 +73,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             continue;
         };
         eprintln!("== {}", tool.name);
-        if let Err(error) = util::run(&mut command) {
+        if let Err(error) = (tool.run)(&mut command) {
             eprintln!("{error:#}");
             failed.push(tool.name);
         }
@@ -115,7 +118,7 @@ fn start(model: &str, scripts: &Path) -> Result<Server> {
     Ok(server)
 }
 
-fn tools(args: &Args, scripts: &Path, url: &str) -> [Tool; 5] {
+fn tools(args: &Args, scripts: &Path, url: &str) -> [Tool; 6] {
     let python = &args.python;
     let program = python.display().to_string();
     let has = |package: &str| util::succeeds(&program, &["-c", &format!("import {package}")]);
@@ -140,6 +143,7 @@ fn tools(args: &Args, scripts: &Path, url: &str) -> [Tool; 5] {
                 command.arg(scripts.join("client.py")).arg(url);
                 command
             }),
+            run: util::run,
         },
         Tool {
             name: "openai for JavaScript",
@@ -149,11 +153,13 @@ fn tools(args: &Args, scripts: &Path, url: &str) -> [Tool; 5] {
                 command.arg(scripts.join("client.cjs")).arg(url).env("NODE_PATH", &modules);
                 command
             }),
+            run: util::run,
         },
         Tool {
             name: "schemathesis",
             needs: "pip install schemathesis, and name its Python by --python",
             command: has("schemathesis").then(schemathesis),
+            run: util::run,
         },
         Tool {
             name: "64 clients",
@@ -163,40 +169,64 @@ fn tools(args: &Args, scripts: &Path, url: &str) -> [Tool; 5] {
                 command.arg(scripts.join("load.py")).arg(url);
                 command
             }),
+            run: util::run,
         },
-        load(args, url, has("aiperf")),
+        oha(url),
+        aiperf(args, url, has("aiperf")),
     ]
 }
 
-/// Load: by oha, or by aiperf, which counts tokens by the served model's tokenizer. Its own
-/// tokenizer's vocabulary would have to be downloaded.
-fn load(args: &Args, url: &str, has_aiperf: bool) -> Tool {
-    let name = "load";
-    let needs = "cargo install oha; or pip install aiperf, name its Python by --python, and by \
-                 --model a folder with the model's tokenizer.json";
+/// Load by oha, which ends well also where answers are errors.
+fn oha(url: &str) -> Tool {
+    const REQUESTS: u64 = 200;
     let body = r#"{"messages": [{"role": "user", "content": "The sea was calm."}],
         "max_tokens": 32}"#;
-    let folder = model_folder(&args.model);
-    let command = if util::succeeds("oha", &["--version"]) {
+    let command = util::succeeds("oha", &["--version"]).then(|| {
         let mut command = Command::new("oha");
-        command.args(["-n", "200", "-c", "16", "-m", "POST", "--no-tui", "-d", body]);
+        command.args(["-n", &REQUESTS.to_string(), "-c", "16", "-m", "POST", "-d", body]);
         command.args(["-H", "content-type: application/json"]);
+        command.args(["--no-tui", "--output-format", "json"]);
         command.arg(format!("{url}/v1/chat/completions"));
-        Some(command)
-    } else {
-        folder.filter(|_| has_aiperf).map(|folder| {
-            let mut command = Command::new(args.python.with_file_name("aiperf"));
-            command.args(["profile", "--url", url, "--endpoint-type", "chat", "--streaming"]);
-            command.arg("--model").arg(folder.file_name().unwrap_or(folder.as_os_str()));
-            command.arg("--tokenizer").arg(&folder);
-            command.args(["--concurrency", "8", "--request-count", "64"]);
-            command.args(["--synthetic-input-tokens-mean", "64", "--output-tokens-mean", "32"]);
-            command.args(["--ui", "none", "--artifact-dir"]);
-            command.arg(util::target_dir().join("conformance/aiperf"));
-            command
-        })
+        command
+    });
+    let run = |command: &mut Command| {
+        let found: Value = serde_json::from_str(&util::output(command)?)?;
+        let (codes, errors) = (&found["statusCodeDistribution"], &found["errorDistribution"]);
+        if codes["200"] != REQUESTS {
+            bail!("of {REQUESTS} requests: status codes {codes}, errors {errors}");
+        }
+        let [rate, half, most] = [
+            &found["summary"]["requestsPerSec"],
+            &found["latencyPercentiles"]["p50"],
+            &found["latencyPercentiles"]["p99"],
+        ]
+        .map(|number| number.as_f64().unwrap_or(f64::NAN));
+        eprintln!(
+            "{REQUESTS} answers, {rate:.1} a second; {half:.3} s each (median), {most:.3} s (p99)"
+        );
+        Ok(())
     };
-    Tool { name, needs, command }
+    Tool { name: "oha", needs: "cargo install oha", command, run }
+}
+
+/// Load by aiperf, which counts tokens by the served model's tokenizer. Its own tokenizer's
+/// vocabulary would have to be downloaded.
+fn aiperf(args: &Args, url: &str, is_there: bool) -> Tool {
+    let needs = "pip install aiperf, name its Python by --python, and by --model a folder with the \
+                 model's tokenizer.json";
+    let folder = model_folder(&args.model).filter(|_| is_there);
+    let command = folder.map(|folder| {
+        let mut command = Command::new(args.python.with_file_name("aiperf"));
+        command.args(["profile", "--url", url, "--endpoint-type", "chat", "--streaming"]);
+        command.arg("--model").arg(folder.file_name().unwrap_or(folder.as_os_str()));
+        command.arg("--tokenizer").arg(&folder);
+        command.args(["--concurrency", "8", "--request-count", "64"]);
+        command.args(["--synthetic-input-tokens-mean", "64", "--output-tokens-mean", "32"]);
+        command.args(["--ui", "none", "--artifact-dir"]);
+        command.arg(util::target_dir().join("conformance/aiperf"));
+        command
+    });
+    Tool { name: "aiperf", needs, command, run: util::run }
 }
 
 /// The folder of a model with a tokenizer.
