@@ -1,0 +1,182 @@
+//! Decodes one prompt by recorded steps, and again by steps whose kernels are launched one by one,
+//! on one device or on several GPUs. Says how fast both are, and whether they give equal logits, bit
+//! for bit, and equal tokens on all ranks.
+//!
+//! ```text
+//! cargo run --release -p kv-models --features cuda --example steps -- \
+//!     --model random:llama-3.1-8b --device cuda --tensor-parallel 2 --steps 2000
+//! ```
+//!
+//! On a CPU nothing is recorded, and both ways are one.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use burn::tensor::DType;
+use clap::{Parser, ValueEnum};
+use kv_core::{Budget, DeviceChoice, select_device};
+use kv_models::{Decoder, Model, Sampling, Session};
+use kv_parallel::{Ranks, Role};
+use kv_policies::{Policy, build, build_named};
+
+/// How many steps lie between two comparisons of logits.
+const BETWEEN: usize = 100;
+
+/// Compare recorded steps with launched ones, and ranks with each other.
+#[derive(Parser)]
+struct Args {
+    /// A model folder, a hub id, `needle-1m`, or `random:` and a shape
+    #[arg(long, default_value = "needle-1m")]
+    model: String,
+    /// A policy's name, or its configuration as a JSON object
+    #[arg(long, default_value = "full")]
+    policy: String,
+    /// What to keep: a share of the prompt (0.25) or tokens (512)
+    #[arg(long, default_value = "0.25")]
+    budget: Budget,
+    /// Tokens of the prompt
+    #[arg(long, default_value_t = 1024)]
+    tokens: usize,
+    /// Decode steps
+    #[arg(long, default_value_t = 2000)]
+    steps: usize,
+    /// Sequences that decode together
+    #[arg(long, default_value_t = 1)]
+    batch: usize,
+    /// auto, cpu, wgpu[:i], vulkan[:i], metal[:i] or cuda[:i]
+    #[arg(long, default_value = "auto")]
+    device: DeviceChoice,
+    /// Divide the model among so many processes, with a GPU each
+    #[arg(long, value_name = "RANKS")]
+    tensor_parallel: Option<usize>,
+    /// Type of weights and cache; without it f32 on the CPU, the model's own elsewhere
+    #[arg(long)]
+    dtype: Option<Float>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Float {
+    /// Single precision
+    F32,
+    /// Half precision
+    F16,
+    /// Half precision with the range of f32
+    Bf16,
+}
+
+/// What a run has decoded.
+struct Decoded {
+    /// The tokens of each step.
+    tokens: Vec<Vec<u32>>,
+    /// The bits of all sequences' logits, every [`BETWEEN`] steps and in the end.
+    logits: Vec<Vec<u32>>,
+    /// Steps that were one launch of a recording.
+    replayed: u64,
+    /// The median time of a step, in milliseconds.
+    milliseconds: f64,
+}
+
+fn main() -> ExitCode {
+    match start(&Args::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs alone, or as one of several ranks.
+fn start(args: &Args) -> Result<ExitCode> {
+    let ranks = match Ranks::join(args.tensor_parallel)? {
+        Role::Starter(code) => return Ok(code),
+        Role::Rank(ranks) => ranks,
+    };
+    run(args, &ranks)?;
+    ranks.finish();
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run(args: &Args, ranks: &Ranks) -> Result<()> {
+    let device = match ranks.shard().is_part() {
+        true => args.device.of_process(ranks.local()),
+        false => args.device,
+    };
+    let device = select_device(device)?;
+    let dtype = args.dtype.map(|dtype| match dtype {
+        Float::F32 => DType::F32,
+        Float::F16 => DType::F16,
+        Float::Bf16 => DType::BF16,
+    });
+    let model = Model::load_part(&args.model, &device, dtype, ranks.collective(&device)?)?;
+    let policy: Arc<dyn Policy> = match args.policy.starts_with('{') {
+        true => build(&serde_json::from_str(&args.policy)?)?,
+        false => build_named(&args.policy, args.budget)?,
+    };
+    // Prompts of numbers that have nothing in common but their range.
+    let vocabulary = model.config().vocab_size;
+    let token = |row: usize, at: usize| ((7919 * at + 104_729 * row + 13) % vocabulary) as u32;
+    let prompts = (0..args.batch).map(|row| (0..args.tokens).map(|at| token(row, at)).collect());
+    let prompts: Vec<Vec<u32>> = prompts.collect();
+    let seeds: Vec<u64> = (0..args.batch as u64).collect();
+    let session = Session::start(&model, policy, &prompts, &seeds, args.steps + 1)?;
+    let decoder = || session.fork().decoder(&vec![Sampling::greedy(); args.batch]);
+    let recorded = decode(decoder()?, args.steps)?;
+    let launched = decode(decoder()?.without_recording(), args.steps)?;
+    let equals_launched = recorded.tokens == launched.tokens && recorded.logits == launched.logits;
+    let on_all = agree(ranks, equals_launched)?;
+    let equals_first = agree(ranks, is_of_first(ranks, &recorded.tokens)?)?;
+    if ranks.shard().is_first() {
+        let word = |equal: bool| if equal { "equal" } else { "NOT equal" };
+        println!(
+            "{} ranks, {} steps of {} sequences: {} of them recorded, {:.3} ms a step (median); \
+             launched one by one {:.3} ms",
+            ranks.shard().world(),
+            args.steps,
+            args.batch,
+            recorded.replayed,
+            recorded.milliseconds,
+            launched.milliseconds
+        );
+        println!("tokens and logits of recorded and launched steps: {}", word(on_all));
+        println!("tokens of all ranks: {}", word(equals_first));
+    }
+    if !(on_all && equals_first) {
+        bail!("steps differ");
+    }
+    Ok(())
+}
+
+fn decode(mut decoder: Decoder<'_>, steps: usize) -> Result<Decoded> {
+    let (mut tokens, mut logits, mut times) = (Vec::new(), Vec::new(), Vec::new());
+    for step in 1..=steps {
+        let began = Instant::now();
+        tokens.push(decoder.next_tokens()?);
+        times.push(began.elapsed().as_secs_f64() * 1e3);
+        if step % BETWEEN == 0 || step == steps {
+            let now = decoder.session().read_logits()?;
+            logits.push(now.into_iter().flatten().map(f32::to_bits).collect());
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    let milliseconds = times.get(times.len() / 2).copied().context("no steps")?;
+    Ok(Decoded { tokens, logits, replayed: decoder.counts().replayed, milliseconds })
+}
+
+/// Whether all ranks say yes.
+fn agree(ranks: &Ranks, own: bool) -> Result<bool> {
+    Ok(ranks.meeting().map(|meeting| meeting.agree(own)).transpose()?.unwrap_or(own))
+}
+
+/// Whether the first rank has these tokens, too.
+fn is_of_first(ranks: &Ranks, tokens: &[Vec<u32>]) -> Result<bool> {
+    let Some(meeting) = ranks.meeting() else { return Ok(true) };
+    let own = serde_json::to_vec(tokens)?;
+    if ranks.shard().is_first() {
+        meeting.command(&own)?;
+        return Ok(true);
+    }
+    Ok(meeting.next_command().context("the first rank has left")? == own)
+}
