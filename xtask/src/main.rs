@@ -1,5 +1,5 @@
 //! The workspace's commands: `cargo xtask bench`, `serve`, `test`, `check`, `conformance`, `dist`,
-//! `model`.
+//! `dynamo`, `model`.
 //!
 //! Everything that CI does and everything a developer does more than once is here, so that both run
 //! the same thing.
@@ -9,6 +9,7 @@ mod browser;
 mod check;
 mod conformance;
 mod dist;
+mod dynamo;
 mod model;
 mod packages;
 mod report;
@@ -38,6 +39,7 @@ enum Command {
     Check,
     Conformance(conformance::Args),
     Dist(dist::Args),
+    Dynamo(dynamo::Args),
     Model(model::Args),
 }
 
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
         Command::Check => check::run().map(|()| ExitCode::SUCCESS),
         Command::Conformance(args) => conformance::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Dist(args) => dist::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Dynamo(args) => dynamo::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Model(args) => model::run(&args).map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {

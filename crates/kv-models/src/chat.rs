@@ -145,6 +145,20 @@ impl ChatTemplate {
         template.is_ok_and(|template| template.source().contains(part))
     }
 
+    /// The template's text, without what [`Self::new`] leaves out.
+    ///
+    /// # Errors
+    /// [`ModelError::ChatTemplate`].
+    pub fn source(&self) -> Result<String> {
+        let template = self.environment.get_template(TEMPLATE).map_err(failed)?;
+        Ok(template.source().to_string())
+    }
+
+    /// The text of a variable that is defined, such as `bos_token`.
+    pub fn variable(&self, name: &str) -> Option<&str> {
+        self.variables.get(name)?.as_str()
+    }
+
     fn render_values(
         &self,
         messages: &Value,

@@ -50,6 +50,30 @@ pub struct Settings {
     pub drain_timeout: Duration,
 }
 
+impl Settings {
+    /// The settings of jobs whose requests another server takes, which has limits of its own.
+    pub(crate) fn of_jobs(
+        policies: Policies,
+        chat_template: Option<ChatTemplate>,
+        max_tokens: usize,
+    ) -> Self {
+        Self {
+            name: None,
+            chat_template,
+            policies,
+            api_keys: Vec::new(),
+            cors: Vec::new(),
+            max_tokens,
+            max_choices: usize::MAX,
+            max_body: usize::MAX,
+            max_connections: usize::MAX,
+            request_timeout: Duration::MAX,
+            client_timeout: Duration::MAX,
+            drain_timeout: Duration::MAX,
+        }
+    }
+}
+
 /// What all requests share.
 pub(crate) struct App {
     pub(crate) engine: Engine,

@@ -14,28 +14,9 @@ use kv_core::{Budget, DeviceChoice};
 #[derive(Debug, Clone, Parser)]
 #[command(name = "kv-serve", version)]
 pub struct Args {
-    /// A model folder, a GGUF file, a hub id, `random:PRESET`, or `needle-1m`, which is embedded
-    #[arg(default_value = "needle-1m")]
-    pub model: String,
-    /// The model's name in the API; by default its folder's or file's
-    #[arg(long)]
-    pub name: Option<String>,
-    /// `auto`, `cpu`, `wgpu[:i]`, `vulkan[:i]`, `metal[:i]` or `cuda[:i]`
-    #[arg(long, default_value = "auto")]
-    pub device: DeviceChoice,
-    /// Weights, activations and cache; by default f32 on the CPU, the model's own elsewhere
-    #[arg(long, value_enum)]
-    pub dtype: Option<Float>,
-    /// Divides the model among so many processes, each with its own GPU. If torchrun, srun, mpirun
-    /// or Kubernetes has started several processes, these are used and none are started
-    #[arg(long, value_name = "RANKS", value_parser = positive)]
-    pub tensor_parallel: Option<usize>,
-    /// A `tokenizer.json`, for models without one such as `random:PRESET`
-    #[arg(long, value_name = "FILE")]
-    pub tokenizer: Option<PathBuf>,
-    /// A chat template (Jinja), instead of the model's own
-    #[arg(long, value_name = "FILE")]
-    pub chat_template: Option<PathBuf>,
+    /// The model.
+    #[command(flatten)]
+    pub model: ModelArgs,
 
     /// The address to listen on; `0.0.0.0` for all
     #[arg(long, default_value = "127.0.0.1")]
@@ -44,38 +25,12 @@ pub struct Args {
     #[arg(long, default_value_t = 8000)]
     pub port: u16,
 
-    /// The policy of requests that name none: a name, or a configuration as a JSON object
-    #[arg(long, default_value = "snapkv")]
-    pub policy: String,
-    /// The budget of requests that name none: a share of the prompt (0.25) or tokens (512)
-    #[arg(long, default_value = "0.25")]
-    pub budget: Budget,
-    /// A policy that requests may name, besides the default one; all by default, `none` for none.
-    /// May be given several times
-    #[arg(long, value_name = "NAME")]
-    pub allow_policy: Vec<String>,
-
-    /// The most requests that decode at once
-    #[arg(long, default_value_t = 16, value_parser = positive)]
-    pub rows: usize,
-    /// The most requests that wait; beyond them the answer is 429
-    #[arg(long, default_value_t = 256, value_parser = positive)]
-    pub queue: usize,
-    /// Memory for the caches of requests, such as 4GiB
-    #[arg(long, default_value = "4GiB", value_name = "SIZE")]
-    pub cache_bytes: ByteSize,
-    /// Into how many equal parts this memory is divided: requests decode together under policies
-    /// whose steps only append (snapkv, full and most others), or under one other configuration
-    #[arg(long, default_value_t = 2, value_parser = positive)]
-    pub groups: usize,
-    /// The share of the time that prompts may take while other requests decode, 0 to 0.95: more
-    /// lets requests start earlier, less lets tokens come more evenly
-    #[arg(long, default_value_t = 0.5, value_name = "SHARE", value_parser = share)]
-    pub prefill_share: f64,
-    /// Memory for whole keys and values of prompts, for those that begin alike, besides
-    /// --cache-bytes
-    #[arg(long, default_value = "0B", value_name = "SIZE")]
-    pub prefix_bytes: ByteSize,
+    /// The policies of requests.
+    #[command(flatten)]
+    pub policies: PolicyArgs,
+    /// The engine.
+    #[command(flatten)]
+    pub engine: EngineArgs,
     /// Memory for compressed contexts, besides --cache-bytes
     #[arg(long, default_value = "1GiB", value_name = "SIZE")]
     pub context_bytes: ByteSize,
@@ -120,6 +75,74 @@ pub struct Args {
     /// What to log, as `RUST_LOG` takes it: `info`, `debug`, `kv_serve=debug,warn`
     #[arg(long, default_value = "info")]
     pub log: String,
+}
+
+/// Which model is loaded, and where.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ModelArgs {
+    /// A model folder, a GGUF file, a hub id, `random:PRESET`, or `needle-1m`, which is embedded
+    #[arg(default_value = "needle-1m")]
+    pub model: String,
+    /// The model's name in the API; by default its folder's or file's
+    #[arg(long)]
+    pub name: Option<String>,
+    /// `auto`, `cpu`, `wgpu[:i]`, `vulkan[:i]`, `metal[:i]` or `cuda[:i]`
+    #[arg(long, default_value = "auto")]
+    pub device: DeviceChoice,
+    /// Weights, activations and cache; by default f32 on the CPU, the model's own elsewhere
+    #[arg(long, value_enum)]
+    pub dtype: Option<Float>,
+    /// Divides the model among so many processes, each with its own GPU. If torchrun, srun, mpirun
+    /// or Kubernetes has started several processes, these are used and none are started
+    #[arg(long, value_name = "RANKS", value_parser = positive)]
+    pub tensor_parallel: Option<usize>,
+    /// A `tokenizer.json`, for models without one such as `random:PRESET`
+    #[arg(long, value_name = "FILE")]
+    pub tokenizer: Option<PathBuf>,
+    /// A chat template (Jinja), instead of the model's own
+    #[arg(long, value_name = "FILE")]
+    pub chat_template: Option<PathBuf>,
+}
+
+/// Which policies requests have.
+#[derive(Debug, Clone, clap::Args)]
+pub struct PolicyArgs {
+    /// The policy of requests that name none: a name, or a configuration as a JSON object
+    #[arg(long, default_value = "snapkv")]
+    pub policy: String,
+    /// The budget of requests that name none: a share of the prompt (0.25) or tokens (512)
+    #[arg(long, default_value = "0.25")]
+    pub budget: Budget,
+    /// A policy that requests may name, besides the default one; all by default, `none` for none.
+    /// May be given several times
+    #[arg(long, value_name = "NAME")]
+    pub allow_policy: Vec<String>,
+}
+
+/// How the engine runs.
+#[derive(Debug, Clone, clap::Args)]
+pub struct EngineArgs {
+    /// The most requests that decode at once
+    #[arg(long, default_value_t = 16, value_parser = positive)]
+    pub rows: usize,
+    /// The most requests that wait; beyond them, requests are refused
+    #[arg(long, default_value_t = 256, value_parser = positive)]
+    pub queue: usize,
+    /// Memory for the caches of requests, such as 4GiB
+    #[arg(long, default_value = "4GiB", value_name = "SIZE")]
+    pub cache_bytes: ByteSize,
+    /// Into how many equal parts this memory is divided: requests decode together under policies
+    /// whose steps only append (snapkv, full and most others), or under one other configuration
+    #[arg(long, default_value_t = 2, value_parser = positive)]
+    pub groups: usize,
+    /// The share of the time that prompts may take while other requests decode, 0 to 0.95: more
+    /// lets requests start earlier, less lets tokens come more evenly
+    #[arg(long, default_value_t = 0.5, value_name = "SHARE", value_parser = share)]
+    pub prefill_share: f64,
+    /// Memory for whole keys and values of prompts, for those that begin alike, besides
+    /// --cache-bytes
+    #[arg(long, default_value = "0B", value_name = "SIZE")]
+    pub prefix_bytes: ByteSize,
 }
 
 /// Floating-point types.
@@ -183,8 +206,8 @@ mod tests {
         let args = |line: &str| Args::try_parse_from(line.split(' '));
         let parsed =
             args("kv-serve --cache-bytes 1GiB --api-key a,b --request-timeout 2s").unwrap();
-        assert_eq!((parsed.cache_bytes.as_u64(), parsed.api_key.len()), (1 << 30, 2));
-        assert_eq!((parsed.model.as_str(), parsed.port), ("needle-1m", 8000));
+        assert_eq!((parsed.engine.cache_bytes.as_u64(), parsed.api_key.len()), (1 << 30, 2));
+        assert_eq!((parsed.model.model.as_str(), parsed.port), ("needle-1m", 8000));
         assert_eq!(parsed.request_timeout, Duration::from_secs(2));
         let origins = "--cors https://Example.org --cors http://[::1]:3000 --cors *";
         let parsed = args(&format!("kv-serve {origins}")).unwrap();

@@ -130,6 +130,16 @@ impl ApiError {
         Self { status, ..self }
     }
 
+    /// The HTTP status.
+    pub fn status_code(&self) -> StatusCode {
+        self.status
+    }
+
+    /// The error in words, which name the field that is wrong.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
     /// The error's body.
     pub(crate) fn body(&self) -> ErrorBody {
         ErrorBody {

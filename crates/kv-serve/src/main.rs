@@ -10,14 +10,14 @@ use tracing_subscriber::EnvFilter;
 
 /// Serves alone, as one of several ranks, or starts these.
 fn served(args: &Args) -> anyhow::Result<ExitCode> {
-    let ranks = match Ranks::join(args.tensor_parallel)? {
+    let ranks = match Ranks::join(args.model.tensor_parallel)? {
         Role::Starter(code) => return Ok(code),
         Role::Rank(ranks) => ranks,
     };
     if ranks.shard().is_first() {
         tokio::runtime::Runtime::new()?.block_on(kv_serve::run(args, &ranks))?;
     } else {
-        kv_serve::follow(args, &ranks)?;
+        kv_serve::follow(&args.model, args.options(&ranks)?, &ranks)?;
     }
     ranks.finish();
     Ok(ExitCode::SUCCESS)

@@ -4,12 +4,13 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use bytesize::ByteSize;
 use kv_core::select_device;
 use kv_models::{ChatTemplate, Engine, EngineOptions, Model, Tokenizer};
 use kv_parallel::Ranks;
 
 use crate::app::Settings;
-use crate::args::Args;
+use crate::args::{Args, EngineArgs, ModelArgs, PolicyArgs};
 use crate::policies::Policies;
 use crate::server;
 
@@ -26,9 +27,9 @@ pub async fn run(args: &Args, ranks: &Ranks) -> Result<()> {
     // Before the model is loaded, which takes long: a port that is taken is known at once.
     let listener = server::listen(SocketAddr::new(args.host, args.port))?;
     let address = listener.local_addr()?;
-    tracing::info!("loading {}", args.model);
-    let (own, of) = (args.clone(), ranks.clone());
-    let engine = tokio::task::spawn_blocking(move || engine(&own, &of)).await??;
+    tracing::info!("loading {}", args.model.model);
+    let (own, options, of) = (args.model.clone(), args.options(ranks)?, ranks.clone());
+    let engine = tokio::task::spawn_blocking(move || engine(&own, options, &of)).await??;
     let card = engine.card();
     let name = settings.name.as_ref().unwrap_or(&card.name);
     tracing::info!("{name} on {}, {:?}", card.device, card.dtype);
@@ -43,9 +44,9 @@ pub async fn run(args: &Args, ranks: &Ranks) -> Result<()> {
 ///
 /// # Errors
 /// What is wrong with the model or the device, and tokens that differ from the first rank's.
-pub fn follow(args: &Args, ranks: &Ranks) -> Result<()> {
+pub fn follow(model: &ModelArgs, options: EngineOptions, ranks: &Ranks) -> Result<()> {
     ranks.leave_signals_to_first();
-    Ok(Engine::follow(loader(args, ranks)?, options(args, ranks)?)?)
+    Ok(Engine::follow(loader(model, ranks)?, options)?)
 }
 
 /// What the command line allows.
@@ -53,13 +54,10 @@ pub fn follow(args: &Args, ranks: &Ranks) -> Result<()> {
 /// # Errors
 /// A policy or a chat template that is wrong.
 pub fn settings(args: &Args) -> Result<Settings> {
-    let policies = Policies::new(&args.policy, args.budget, &args.allow_policy)
-        .context("--policy, --budget or --allow-policy")?;
-    let template = args.chat_template.as_deref().map(template).transpose()?;
     Ok(Settings {
-        name: args.name.clone(),
-        chat_template: template,
-        policies,
+        name: args.model.name.clone(),
+        chat_template: args.model.template()?,
+        policies: args.policies.policies()?,
         api_keys: args.api_key.iter().filter(|key| !key.is_empty()).cloned().collect(),
         cors: args.cors.clone(),
         max_tokens: args.max_tokens,
@@ -72,32 +70,76 @@ pub fn settings(args: &Args) -> Result<Settings> {
     })
 }
 
-/// Loads the command line's model into an engine.
+/// Loads a model into an engine; of several ranks, the first one's part.
 ///
 /// # Errors
 /// A device or a model that cannot be had.
-fn engine(args: &Args, ranks: &Ranks) -> Result<Engine> {
-    Ok(Engine::start(loader(args, ranks)?, options(args, ranks)?)?)
+pub fn engine(model: &ModelArgs, options: EngineOptions, ranks: &Ranks) -> Result<Engine> {
+    Ok(Engine::start(loader(model, ranks)?, options)?)
 }
 
-fn options(args: &Args, ranks: &Ranks) -> Result<EngineOptions> {
-    let bytes = |size: bytesize::ByteSize, name| usize::try_from(size.as_u64()).context(name);
-    Ok(EngineOptions {
-        rows: args.rows,
-        queue: args.queue,
-        bytes: bytes(args.cache_bytes, "--cache-bytes")?,
-        groups: args.groups,
-        prefill_share: args.prefill_share,
-        prefix_bytes: bytes(args.prefix_bytes, "--prefix-bytes")?,
-        context_bytes: bytes(args.context_bytes, "--context-bytes")?,
-        contexts: args.contexts.clone(),
-        meeting: ranks.meeting().cloned(),
-    })
+impl Args {
+    /// How the engine runs, with compressed contexts.
+    ///
+    /// # Errors
+    /// A number of bytes that this machine cannot count.
+    pub fn options(&self, ranks: &Ranks) -> Result<EngineOptions> {
+        Ok(EngineOptions {
+            context_bytes: bytes(self.context_bytes, "--context-bytes")?,
+            contexts: self.contexts.clone(),
+            ..self.engine.options(ranks)?
+        })
+    }
+}
+
+impl EngineArgs {
+    /// How the engine runs, without room for compressed contexts.
+    ///
+    /// # Errors
+    /// A number of bytes that this machine cannot count.
+    pub fn options(&self, ranks: &Ranks) -> Result<EngineOptions> {
+        Ok(EngineOptions {
+            rows: self.rows,
+            queue: self.queue,
+            bytes: bytes(self.cache_bytes, "--cache-bytes")?,
+            groups: self.groups,
+            prefill_share: self.prefill_share,
+            prefix_bytes: bytes(self.prefix_bytes, "--prefix-bytes")?,
+            context_bytes: 0,
+            contexts: None,
+            meeting: ranks.meeting().cloned(),
+        })
+    }
+}
+
+impl PolicyArgs {
+    /// The policies that requests may choose.
+    ///
+    /// # Errors
+    /// A policy that cannot be built, and a name that is no policy.
+    pub fn policies(&self) -> Result<Policies> {
+        Policies::new(&self.policy, self.budget, &self.allow_policy)
+            .context("--policy, --budget or --allow-policy")
+    }
+}
+
+impl ModelArgs {
+    /// The chat template that takes the place of the model's own.
+    ///
+    /// # Errors
+    /// A file that cannot be read, and a template that does not parse.
+    pub fn template(&self) -> Result<Option<ChatTemplate>> {
+        self.chat_template.as_deref().map(template).transpose()
+    }
+}
+
+fn bytes(size: ByteSize, option: &'static str) -> Result<usize> {
+    usize::try_from(size.as_u64()).context(option)
 }
 
 /// Loads a rank's part of the command line's model.
 fn loader(
-    args: &Args,
+    args: &ModelArgs,
     ranks: &Ranks,
 ) -> Result<impl FnOnce() -> kv_models::Result<Model> + Send + 'static> {
     let (name, dtype, ranks) = (args.model.clone(), args.dtype, ranks.clone());
