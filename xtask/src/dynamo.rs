@@ -35,9 +35,10 @@ const CLANG: &str = r#"test -n "$LIBCLANG_PATH" || ldconfig -p | grep -q 'libcla
 ///
 /// When something cannot be installed, and when a step fails.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    packages::ensure("protoc", &["protobuf-compiler"], || {
-        util::succeeds("protoc", &["--version"])
-    })?;
+    let has_protoc = || util::succeeds("protoc", &["--version"]);
+    packages::ensure("protoc", &["protobuf-compiler"], has_protoc)?;
+    let has_libclang = || util::succeeds("sh", &["-c", CLANG]);
+    packages::ensure("libclang", &["libclang-dev", "g++"], has_libclang)?;
     let python = args.python.clone().map_or_else(python, Ok)?;
     let steps = [
         ("format", "fmt --check"),
