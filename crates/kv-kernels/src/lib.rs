@@ -118,6 +118,7 @@ pub use select::lists::{HEADER as LIST_HEADER, ListTable, keep_lists, list_slots
 pub use select::pages::{
     PageHeads, PageOptions, PageSpan, page_bounds, page_rows, page_scores, page_slots,
 };
+pub use select::pooled_rows::{RowPool, pool_rows};
 pub use select::range_slots::range_slots;
 pub use select::rankings::{group_priority_ranks, rankings};
 pub use select::scored_rows::ScoredRows;

@@ -19,6 +19,7 @@ mod merge_nearest;
 mod merge_slots;
 mod move_slots;
 mod nearest_slots;
+mod pooled_rows;
 mod prefill_attention;
 mod problems;
 mod quantized;

@@ -7,6 +7,7 @@
 //! - [`labels`]: approximate logits from a few channels (Double Sparsity, HShare), and these
 //!   channels of queries and newest keys (CIS with labels).
 //! - [`lists`]: token lists that heads and layers share for several steps (HShare).
+//! - [`pooled_rows`]: scores pooled over neighbouring tokens.
 //! - [`range_slots`]: the slots of every range by their numbers.
 //! - [`scored_rows`]: rows of scored candidates, which `pages` and `labels` return.
 //! - [`window_starts`]: the first slots of windows whose start moves on with the sequence (PSAW).
@@ -15,6 +16,7 @@ pub(crate) mod argmin_slots;
 pub(crate) mod labels;
 pub(crate) mod lists;
 pub(crate) mod pages;
+pub(crate) mod pooled_rows;
 pub(crate) mod range_slots;
 pub(crate) mod rankings;
 pub(crate) mod scored_rows;

@@ -104,7 +104,7 @@ impl RKv {
         let logits = logits.max_dim(2).reshape([batch, kv_heads, window, tokens]);
         let attention = softmax(logits.narrow(3, 0, past), 3).mean_dim(2);
         let attention = attention.reshape([batch, kv_heads, past]);
-        let importance = pool_scores(attention, Pooling::Max, self.kernel);
+        let importance = pool_scores(attention, Pooling::Max, self.kernel)?;
         let redundancy = self.redundancy(keys).narrow(2, 0, past);
         let scores = importance.mul_scalar(self.lambda) - redundancy.mul_scalar(1.0 - self.lambda);
         Ok(Tensor::cat(vec![scores, infinite(window)], 2))

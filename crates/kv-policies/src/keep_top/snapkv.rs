@@ -93,9 +93,9 @@ impl Scorer for SnapKv {
         let mean = attention.narrow(3, 0, past).mean_dim(2).reshape([batch, heads, past]);
         let pool = |scores| pool_scores(scores, self.pooling, self.kernel);
         let scores = if self.reduce_before_pooling {
-            pool(self.reduction.groups(mean, kv_heads))
+            pool(self.reduction.groups(mean, kv_heads))?
         } else {
-            self.reduction.groups(pool(mean), kv_heads)
+            self.reduction.groups(pool(mean)?, kv_heads)
         };
         Ok(Tensor::cat(vec![scores, protected], 2))
     }

@@ -1,10 +1,8 @@
 //! Attention of a few queries over a prompt's keys, and what scorers do with it.
 
 use burn::tensor::activation::softmax;
-use burn::tensor::module::{avg_pool1d, max_pool1d};
-use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
 use burn::tensor::{DType, Int, Tensor};
-use kv_kernels::{GroupReduction, causal_softmax};
+use kv_kernels::{GroupReduction, RowPool, causal_softmax, pool_rows};
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
@@ -251,25 +249,30 @@ pub(crate) fn check_window(window: usize, kernel: usize) -> std::result::Result<
     Ok(())
 }
 
+impl From<Pooling> for RowPool {
+    fn from(pooling: Pooling) -> Self {
+        match pooling {
+            Pooling::Avg => Self::Average,
+            Pooling::Max => Self::Maximum,
+        }
+    }
+}
+
 /// Pools scores over neighbouring tokens, stride 1.
 ///
 /// # Shapes
-/// `scores` `[B, H, T]`; returns `[B, H, T]`. `kernel` must be odd.
-pub fn pool_scores(scores: Tensor<3>, pooling: Pooling, kernel: usize) -> Tensor<3> {
-    if kernel <= 1 || scores.dims()[2] == 0 {
-        return scores;
+/// `scores` `[B, H, T]`, f32; returns `[B, H, T]`.
+///
+/// # Errors
+/// [`crate::PolicyError`] for scores of another type, and for an even `kernel`.
+pub fn pool_scores(scores: Tensor<3>, pooling: Pooling, kernel: usize) -> Result<Tensor<3>> {
+    let [batch, heads, tokens] = scores.dims();
+    if kernel == 1 || batch * heads * tokens == 0 {
+        return Ok(scores);
     }
-    let side = [kernel / 2];
-    match pooling {
-        Pooling::Avg => {
-            let options = AvgPoolOptions::new([kernel]).with_stride([1]).with_padding(side);
-            avg_pool1d(scores, options)
-        }
-        Pooling::Max => {
-            let options = MaxPoolOptions::new([kernel]).with_stride([1]).with_padding(side);
-            max_pool1d(scores, options)
-        }
-    }
+    let rows = scores.reshape([batch * heads, tokens]);
+    let pooled = pool_rows(rows, kernel, pooling.into()).map_err(kv_core::Error::from)?;
+    Ok(pooled.reshape([batch, heads, tokens]))
 }
 
 #[cfg(test)]

@@ -107,10 +107,16 @@ impl Config {
         self.take_all(policy)
     }
 
-    /// Takes everything that is left, as one policy's parameters.
+    /// Takes everything that is left, as one policy's parameters. Errors name the parameter.
     pub(crate) fn take_all<T: DeserializeOwned>(&mut self, policy: &str) -> Result<T> {
         let all = Value::Object(std::mem::take(&mut self.left));
-        serde_json::from_value(all).map_err(|error| invalid(policy, error.to_string()))
+        serde_path_to_error::deserialize(all).map_err(|error| {
+            let (path, reason) = (error.path().to_string(), error.inner().to_string());
+            // These name the parameter themselves.
+            let is_named = [".", "?"].contains(&path.as_str())
+                || ["unknown field", "missing field"].iter().any(|own| reason.starts_with(own));
+            invalid(policy, if is_named { reason } else { format!("`{path}`: {reason}") })
+        })
     }
 
     /// Takes everything that is left, as the parameters of a policy that has `parts` beside them,
