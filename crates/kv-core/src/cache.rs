@@ -101,6 +101,15 @@ impl KvCache {
         self.layers.iter_mut().try_for_each(LayerCache::rest_idle_rows)
     }
 
+    /// Whether every head of a row has a free slot.
+    pub fn has_room(&self, row: usize) -> bool {
+        self.layers.iter().all(|layer| {
+            let layout = layer.layout();
+            let ranges = row * layout.kv_heads()..(row + 1) * layout.kv_heads();
+            ranges.into_iter().all(|range| layout.lengths()[range] < layout.capacities()[range])
+        })
+    }
+
     /// The most slots that any head of any layer holds, per sequence.
     pub fn longest(&self) -> Vec<usize> {
         let rows = (0..self.batch()).map(|row| {

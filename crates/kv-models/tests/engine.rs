@@ -513,6 +513,48 @@ fn jobs_of_one_prompt_compute_it_once() {
     }
 }
 
+/// Idle rows take part in steps. Policies that evict rarely, or as a text grows, would let them
+/// outgrow their capacities.
+#[test]
+fn idle_rows_outgrow_nothing() {
+    for tested in devices() {
+        let engine = engine(&tested.device, small());
+        let model = embedded_in_f32(&tested);
+        let text = prompts(&model).concat();
+        let names = match tested.name {
+            "cpu" => &[
+                "keydiff",
+                "r-kv",
+                "lagkv",
+                "expected-attention",
+                "kvmerger",
+                "pyramidinfer",
+                "h2o",
+                "longflow",
+            ][..],
+            _ => &["keydiff"][..],
+        };
+        for name in names {
+            let policy = json!({"policy": name, "budget": 0.3});
+            // One after another, then beside each other.
+            for (at, together) in [1, 1, 1, 1, 3, 2].into_iter().enumerate() {
+                let prompt = &text[at..at + 150];
+                let jobs =
+                    (0..together).map(|_| submit(&engine, job(&policy, prompt, 40)).unwrap());
+                let jobs: Vec<_> = jobs.collect();
+                let greedy = Request::greedy(prompt.to_vec(), 40);
+                let request = Request { stop_at_end: false, ..greedy };
+                let alone = run_requests(&model, &policy, &[request]);
+                for (_, updates) in &jobs {
+                    let told = listen(updates);
+                    assert!(told.failed.is_none(), "{name} {at}: {:?}", told.failed);
+                    assert_eq!(told.tokens, alone[0].tokens, "{name} on {}", tested.name);
+                }
+            }
+        }
+    }
+}
+
 /// What can never run is refused with what would fit, and what waits in vain is refused too.
 #[test]
 fn jobs_that_cannot_run_are_refused() {

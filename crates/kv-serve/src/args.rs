@@ -60,12 +60,12 @@ pub struct Args {
     #[arg(long, default_value_t = 16384, value_parser = positive)]
     pub max_connections: usize,
     /// The most time of a request, in the queue and until its last token
-    #[arg(long, default_value = "10min", value_parser = humantime::parse_duration)]
+    #[arg(long, default_value = "10min", value_parser = some_time)]
     #[arg(value_name = "TIME")]
     pub request_timeout: Duration,
     /// The most time that a client takes to send a request's head, and its body, and in which it
     /// takes none of its answer's bytes
-    #[arg(long, default_value = "60s", value_parser = humantime::parse_duration)]
+    #[arg(long, default_value = "60s", value_parser = some_time)]
     #[arg(value_name = "TIME")]
     pub client_timeout: Duration,
     /// The time that running requests have to end after SIGTERM or Ctrl-C
@@ -129,7 +129,7 @@ pub struct EngineArgs {
     #[arg(long, default_value_t = 256, value_parser = positive)]
     pub queue: usize,
     /// Memory for the caches of requests, such as 4GiB
-    #[arg(long, default_value = "4GiB", value_name = "SIZE")]
+    #[arg(long, default_value = "4GiB", value_name = "SIZE", value_parser = some_bytes)]
     pub cache_bytes: ByteSize,
     /// Into how many equal parts this memory is divided: requests decode together under policies
     /// whose steps only append (snapkv, full and most others), or under one other configuration
@@ -190,6 +190,20 @@ fn origin(text: &str) -> Result<String, String> {
         .into())
 }
 
+fn some_bytes(text: &str) -> Result<ByteSize, String> {
+    match text.parse::<ByteSize>()? {
+        size if size.as_u64() == 0 => Err("expected at least one byte".into()),
+        size => Ok(size),
+    }
+}
+
+fn some_time(text: &str) -> Result<Duration, String> {
+    match humantime::parse_duration(text).map_err(|error| error.to_string())? {
+        Duration::ZERO => Err("expected more than no time".into()),
+        time => Ok(time),
+    }
+}
+
 fn positive(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) | Err(_) => Err("expected a whole number, at least 1".into()),
@@ -217,6 +231,8 @@ mod tests {
             ("kv-serve --queue 0", "at least 1"),
             ("kv-serve --max-connections 0", "at least 1"),
             ("kv-serve --budget 1.5", "at most 1"),
+            ("kv-serve --cache-bytes 0", "at least one byte"),
+            ("kv-serve --request-timeout 0s", "more than no time"),
             ("kv-serve --prefill-share 1", "0.95"),
             ("kv-serve --host nowhere", "invalid"),
             ("kv-serve --device vulcan", "vulkan"),

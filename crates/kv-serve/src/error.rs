@@ -23,6 +23,8 @@ pub struct ApiError {
     message: String,
     /// Seconds after which the client may try again.
     retry_after: Option<u32>,
+    /// Whether another try would take as long and fail, too.
+    is_final: bool,
 }
 
 /// The body of an error.
@@ -49,7 +51,7 @@ pub struct ErrorObject {
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
         let message = message.into();
-        Self { status, kind, code: None, param: None, message, retry_after: None }
+        Self { status, kind, code: None, param: None, message, retry_after: None, is_final: false }
     }
 
     /// A field that is wrong.
@@ -98,7 +100,8 @@ impl ApiError {
     /// A request that took longer than the operator allows.
     pub(crate) fn too_slow(patience: Duration) -> Self {
         let patience = humantime::format_duration(patience);
-        Self::timeout(format!("the request took longer than {patience}"))
+        let error = Self::timeout(format!("the request took longer than {patience}"));
+        Self { is_final: true, ..error }
     }
 
     /// A request that took longer than the operator allows, or a body that came too slowly.
@@ -130,6 +133,11 @@ impl ApiError {
         Self { status, ..self }
     }
 
+    /// Whether the server is at fault, and not the request.
+    pub(crate) fn is_fault(&self) -> bool {
+        self.status.is_server_error()
+    }
+
     /// The HTTP status.
     pub fn status_code(&self) -> StatusCode {
         self.status
@@ -157,6 +165,10 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body())).into_response();
         let headers = response.headers_mut();
+        if self.is_final {
+            // OpenAI's clients try again behind a 408, unless they are told not to.
+            headers.insert("x-should-retry", HeaderValue::from_static("false"));
+        }
         if let Some(seconds) = self.retry_after {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
+use axum::http::HeaderName;
 use kv_models::{Ended, Finish, Job, JobId, Started, TokenLogprobs, Update};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::task::JoinSet;
@@ -11,6 +12,11 @@ use tokio::task::JoinSet;
 use crate::app::App;
 use crate::error::{ApiError, Result};
 use crate::protocol::answer::Usage;
+
+/// The header with a request's name.
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// The header with the engine's numbers of a request's jobs, by which `/v1/kv/requests` names them.
+pub(crate) const JOBS: HeaderName = HeaderName::from_static("x-kv-jobs");
 
 /// What happens to a choice.
 #[derive(Debug)]
@@ -103,10 +109,11 @@ impl Generation {
         self.choices
     }
 
-    /// The engine's numbers of the jobs, with commas between them.
-    pub(crate) fn job_numbers(&self) -> String {
+    /// The headers of the answer: the request's name, as the log has it, and the engine's numbers
+    /// of the jobs, with commas between them.
+    pub(crate) fn headers(&self) -> [(HeaderName, String); 2] {
         let numbers: Vec<String> = self.jobs.iter().map(|job| job.0.to_string()).collect();
-        numbers.join(",")
+        [(REQUEST_ID, self.id.clone()), (JOBS, numbers.join(","))]
     }
 
     /// The next event and its choice; `None` once all have ended.
@@ -131,8 +138,13 @@ impl Generation {
             }
             Update::Ended(ended) => self.ended(choice, &ended)?,
             Update::Failed(error) => {
-                tracing::warn!(request = self.id, "failed: {error}");
-                return Err(error.into());
+                let reason = error.to_string();
+                let error = ApiError::from(error);
+                match error.is_fault() {
+                    true => tracing::warn!("{}: {reason}", self.id),
+                    false => tracing::info!("{}: {reason}", self.id),
+                }
+                return Err(error);
             }
         };
         Ok(Some((choice, event)))
@@ -173,6 +185,14 @@ impl Generation {
         self.usage.kv_full_bytes += ended.held.full_bytes;
         let seen = self.prompts[choice] + ended.tokens;
         self.app.metrics.ended(self.begun.elapsed(), seen, ended.held.tokens);
+        if self.open.is_empty() {
+            let Usage { prompt_tokens, completion_tokens, .. } = self.usage;
+            let seconds = self.begun.elapsed().as_secs_f32();
+            tracing::info!(
+                "{}: {completion_tokens} tokens behind {prompt_tokens} in {seconds:.3} s",
+                self.id
+            );
+        }
         Ok(Event::Ended(ended.finish))
     }
 

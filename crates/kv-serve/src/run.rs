@@ -54,11 +54,20 @@ pub fn follow(model: &ModelArgs, options: EngineOptions, ranks: &Ranks) -> Resul
 /// # Errors
 /// A policy or a chat template that is wrong.
 pub fn settings(args: &Args) -> Result<Settings> {
+    // A secret that is not set would leave the server open.
+    anyhow::ensure!(
+        !args.api_key.iter().any(String::is_empty),
+        "an empty key: give --api-key or KV_SERVE_API_KEY a value, or neither of them"
+    );
+    let contexts = args.contexts.as_deref().filter(|folder| folder.exists() && !folder.is_dir());
+    if let Some(file) = contexts {
+        anyhow::bail!("--contexts: {} is no folder", file.display());
+    }
     Ok(Settings {
         name: args.model.name.clone(),
         chat_template: args.model.template()?,
         policies: args.policies.policies()?,
-        api_keys: args.api_key.iter().filter(|key| !key.is_empty()).cloned().collect(),
+        api_keys: args.api_key.clone(),
         cors: args.cors.clone(),
         max_tokens: args.max_tokens,
         max_choices: args.max_choices,

@@ -3,18 +3,14 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 
-use axum::http::HeaderName;
 use axum::response::sse::{self, KeepAlive, Sse};
-use axum::response::{IntoResponse, Response};
+use axum::response::{AppendHeaders, IntoResponse, Response};
 use futures_util::stream;
 use serde::Serialize;
 
 use crate::error::{ApiError, Result};
 use crate::generation::{Event, Generation};
 use crate::protocol::answer::Usage;
-
-/// The header with the engine's numbers of a request's jobs, by which `/v1/kv/requests` names them.
-pub(crate) const JOBS: HeaderName = HeaderName::from_static("x-kv-jobs");
 
 /// Makes a stream's events.
 pub(crate) trait Chunks: Send + 'static {
@@ -51,7 +47,7 @@ pub(crate) async fn answer<C: Chunks>(
     if let Some((choice, event)) = generation.next().await? {
         ready.extend(chunks.chunks(choice, event).iter().map(event_of));
     }
-    let numbers = generation.job_numbers();
+    let headers = AppendHeaders(generation.headers());
     let going = Going { generation, chunks, include_usage, ready, ended: false };
     let events = stream::unfold(going, |mut going| async move {
         loop {
@@ -64,7 +60,7 @@ pub(crate) async fn answer<C: Chunks>(
             going.advance().await;
         }
     });
-    Ok(([(JOBS, numbers)], Sse::new(events).keep_alive(KeepAlive::default())).into_response())
+    Ok((headers, Sse::new(events).keep_alive(KeepAlive::default())).into_response())
 }
 
 impl<C: Chunks> Going<C> {

@@ -71,8 +71,18 @@ impl<'a> Group<'a> {
             if needed > part {
                 return too_large(needed, row);
             }
-            let rows = (part / needed.max(1)).clamp(1, options.rows);
-            session.rows_like(rows).map_err(JobError::from).and_then(|like| Self::new(like, rows))
+            // A row alone is never idle while steps run. Idle rows rest as copies of one more
+            // sequence.
+            let fit = part / needed.max(1);
+            let rows = if fit > 2 { (fit - 1).min(options.rows) } else { 1 };
+            let like = session.rows_like(rows).map_err(JobError::from);
+            like.and_then(|like| {
+                let mut group = Self::new(like, rows)?;
+                if rows > 1 {
+                    group.decoder = group.decoder.resting_like(session);
+                }
+                Ok(group)
+            })
         } else {
             return Ok(Self::alone(one, row));
         };
@@ -252,7 +262,7 @@ impl<'a> Group<'a> {
         self.is_broken = true;
         for mut row in self.rows.iter_mut().filter_map(Option::take) {
             let reason = reason.to_string();
-            row.tell(super::Update::Failed(JobError::Stopped { reason }));
+            row.tell(super::Update::Failed(JobError::StepFailed { reason }));
             totals.failed += 1;
         }
     }
@@ -377,7 +387,7 @@ fn held_of(cache: &KvCache, at: usize) -> Held {
         live_bytes += slot * own;
         bytes += slot * layer.layout().capacities()[rows].iter().sum::<usize>();
         ranges += heads;
-        full_slot += 2 * layer.head_dim() * layer.options().dtype.size() * heads;
+        full_slot += slot * heads;
     }
     Held {
         tokens: slots as f64 / ranges.max(1) as f64,

@@ -84,7 +84,7 @@ pub struct Held {
     pub live_bytes: usize,
     /// Bytes of these and of the room for tokens to come.
     pub bytes: usize,
-    /// Bytes that a full cache needs for all tokens so far.
+    /// Bytes of keys, values and positions that a full cache needs for all tokens so far.
     pub full_bytes: usize,
 }
 
@@ -239,6 +239,12 @@ pub enum JobError {
     #[error("{reason}")]
     Shaper {
         /// The reason.
+        reason: String,
+    },
+    /// A decode step of the job's batch has failed.
+    #[error("a decode step has failed, and all jobs that decoded together: {reason}")]
+    StepFailed {
+        /// Why.
         reason: String,
     },
     /// The engine is shutting down.

@@ -40,6 +40,7 @@ use crate::{ChatTemplate, Model, ModelConfig, ModelError, Result, Tokenizer};
 pub use context::ContextInfo;
 pub use job::{Ended, Held, Job, JobError, JobId, LogitsShaper, Started, TokenLogprobs, Update};
 pub use load::{JobLoad, Load, Totals};
+use start::most_kept;
 use worker::{Command, Submitted, Worker};
 
 /// How an engine runs.
@@ -125,6 +126,10 @@ struct Shared {
 struct State {
     /// Jobs that were submitted and have not begun.
     waiting: AtomicUsize,
+    /// Slots that a head of a job can have in an arena.
+    most_slots: AtomicUsize,
+    /// Jobs that found no place in the queue.
+    turned_away: AtomicU64,
     /// Whether the thread takes no more commands.
     is_closed: AtomicBool,
     load: Mutex<Load>,
@@ -213,6 +218,15 @@ impl Engine {
         &self.shared.options
     }
 
+    /// How many new tokens a job may ask for at most behind a prompt of so many tokens, without being
+    /// too large for the engine. `None` for policies whose steps change slots: their jobs' sizes do
+    /// not depend on it so simply.
+    pub fn room_behind(&self, tokens: usize, policy: &dyn Policy) -> Option<usize> {
+        let count = self.shared.card.config.num_layers;
+        let kept = most_kept(policy, count, tokens)?;
+        Some(self.shared.state.most_slots.load(Ordering::Acquire).saturating_sub(kept))
+    }
+
     /// Queues a job. `updates` is called on the engine's thread, and must not block; once it
     /// returns `false`, the job is cancelled.
     ///
@@ -256,6 +270,8 @@ impl Engine {
         let waiting = self.shared.state.waiting.fetch_add(places, Ordering::AcqRel);
         if waiting + places > most {
             self.leave(places);
+            let turned_away = &self.shared.state.turned_away;
+            turned_away.fetch_add(places as u64, Ordering::Relaxed);
             return Err(JobError::QueueFull { waiting, most });
         }
         Ok(())
@@ -274,8 +290,11 @@ impl Engine {
 
     /// What the engine was doing behind its last step.
     pub fn load(&self) -> Load {
-        let load = self.shared.state.load.lock().unwrap_or_else(PoisonError::into_inner);
-        Load { waiting: self.shared.state.waiting.load(Ordering::Acquire), ..load.clone() }
+        let state = &self.shared.state;
+        let mut load = state.load.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        load.waiting = state.waiting.load(Ordering::Acquire);
+        load.totals.refused += state.turned_away.load(Ordering::Relaxed);
+        load
     }
 
     /// Slots that each head of a job that decodes holds, `[layers][Hkv]`; `None` for other jobs.

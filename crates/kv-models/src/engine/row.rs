@@ -258,6 +258,9 @@ impl HostDraws {
         if let Some(shaper) = &mut self.shaper {
             shaper.shape(&mut logits).map_err(failed)?;
         }
+        if logits.iter().all(|logit| *logit == f32::NEG_INFINITY) {
+            return Err(failed("every token is banned".into()));
+        }
         // The kernel takes infinite logits for a failure.
         logits.iter_mut().for_each(|logit| *logit = logit.max(f32::MIN));
         let row = Tensor::<1>::from_data(logits.as_slice(), (device, DType::F32));

@@ -79,15 +79,20 @@ impl Waiting {
             let room = room_of(model, seen + tokens, request.new_tokens);
             return Some(heads * (kept + tokens + room));
         }
-        let capabilities = job.policy.capabilities();
-        if capabilities.changes_decode || capabilities.renumbers {
-            return None;
-        }
-        let count = config.num_layers;
-        let kept = |index| job.policy.most_kept(LayerContext { index, count }, tokens);
-        let most = (0..count).map(kept).max().unwrap_or(tokens);
+        let most = most_kept(&*job.policy, config.num_layers, tokens)?;
         Some(heads * (most + room_of(model, tokens, request.new_tokens)))
     }
+}
+
+/// The most slots that a head of any of `layers` layers keeps of a prompt of so many tokens. `None`
+/// for policies whose jobs join no arena.
+pub(super) fn most_kept(policy: &dyn Policy, layers: usize, tokens: usize) -> Option<usize> {
+    let capabilities = policy.capabilities();
+    if capabilities.changes_decode || capabilities.renumbers {
+        return None;
+    }
+    let kept = |index| policy.most_kept(LayerContext { index, count: layers }, tokens);
+    Some((0..layers).map(kept).max().unwrap_or(tokens))
 }
 
 /// Free slots that each head needs behind `seen` tokens: one for each new token that the model has

@@ -151,6 +151,9 @@ impl<'a> Worker<'a> {
             }
         }
         contexts.keep_only(&shared);
+        let heads = model.config().num_kv_heads.max(1);
+        let most_slots = arena_slots(model, ArenaKind::default(), &options) / heads;
+        state.most_slots.store(most_slots, Ordering::Release);
         let prefixes = Prefixes::new(options.prefix_bytes);
         let pace = Pace::new(options.prefill_share);
         Ok(Self {
@@ -333,7 +336,7 @@ impl<'a> Worker<'a> {
                     return Err(self.contexts.unknown(name));
                 }
                 let Some(needed) = waiting.arena_slots(self.model, kept.flatten()) else {
-                    return Ok(());
+                    return self.check_least(job);
                 };
                 let all = arena_slots(self.model, ArenaKind::default(), &self.options);
                 if needed <= all {
@@ -359,6 +362,20 @@ impl<'a> Worker<'a> {
                 self.contexts.check(name, least_bytes(self.model, &**policy, tokens.len()))
             }
         }
+    }
+
+    /// Refuses a job whose compressed prompt alone takes more than a group has, as far as its budget
+    /// tells before the prompt is computed.
+    fn check_least(&self, job: &Job) -> Result<(), JobError> {
+        let tokens = job.request.tokens.len();
+        let limit = self.options.bytes / self.options.groups.max(1);
+        let needed = least_bytes(self.model, &*job.policy, tokens);
+        if needed <= limit {
+            return Ok(());
+        }
+        let fit = (tokens as f64 * limit as f64 / needed as f64) as usize;
+        let fits = format!("give fewer than {fit} tokens, or a smaller budget");
+        Err(JobError::TooLarge { policy: job.policy.name().into(), needed, limit, fits })
     }
 
     /// Adds to the queue, or refuses.

@@ -6,6 +6,7 @@ mod joins;
 use std::collections::BTreeMap;
 
 use burn::tensor::{Int, Tensor};
+use kv_core::KvCache;
 use kv_kernels::{DrawState, Reading, Recording, StepGraph, device_work, draw};
 use kv_policies::LayerContext;
 
@@ -41,6 +42,8 @@ pub struct Decoder<'a> {
     /// `None` where no sequence has one.
     penalty: Option<Penalty>,
     drawn: usize,
+    /// The cache of one sequence, as which idle rows begin anew.
+    rest: Option<KvCache>,
     /// The tokens that a step drew behind tokens that were appended; nobody has asked for them yet.
     unread: Option<Tensor<1, Int>>,
     /// Whether steps begin before the host has read the tokens that they decode.
@@ -112,6 +115,7 @@ impl<'a> Session<'a> {
             unread: None,
             runs_ahead: false,
             ahead: None,
+            rest: None,
             failed: false,
             counts: StepCounts::default(),
         })
@@ -376,7 +380,7 @@ impl<'a> Decoder<'a> {
     /// Whether there can be another step, without the host.
     fn can_go_on(&mut self) -> bool {
         let Some(kinds) = self.kinds() else { return false };
-        if self.session.cache.rest_idle_rows().is_err() {
+        if self.rest_idle_rows().is_err() {
             return false;
         }
         let Session { model, cache, .. } = &mut self.session;
@@ -402,7 +406,7 @@ impl<'a> Decoder<'a> {
         self.session.model.llama().check_positions(&self.session.cache, 1)?;
         let before = self.session.cache.seen.clone();
         self.failed = true;
-        self.session.cache.rest_idle_rows()?;
+        self.rest_idle_rows()?;
         let drawn = self.step()?;
         self.failed = false;
         let Session { model, policy, cache, ended, .. } = &mut self.session;

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use kv_models::ContextInfo;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use super::{blocking, reading};
+use super::{Named, blocking, reading};
 use crate::app::App;
 use crate::error::{ApiError, ErrorBody, Result};
 use crate::protocol::fields::{self, Object};
@@ -115,10 +115,7 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Result<Json<ContextList
 #[utoipa::path(get, path = "/v1/kv/contexts/{name}", tag = "caches",
     params(("name" = String, Path)),
     responses((status = 200, body = Context), (status = "4XX", body = ErrorBody)))]
-pub(crate) async fn one(
-    State(app): State<Arc<App>>,
-    Path(name): Path<String>,
-) -> Result<Json<Context>> {
+pub(crate) async fn one(State(app): State<Arc<App>>, Named(name): Named) -> Result<Json<Context>> {
     let found = all(app).await?.into_iter().find(|context| context.name == name);
     found.map(Json).ok_or_else(|| {
         ApiError::not_found("context_not_found", format!("no context `{name}`")).about("name")
@@ -131,7 +128,7 @@ pub(crate) async fn one(
     responses((status = 200, body = Deleted), (status = "4XX", body = ErrorBody)))]
 pub(crate) async fn forget(
     State(app): State<Arc<App>>,
-    Path(name): Path<String>,
+    Named(name): Named,
 ) -> Result<Json<Deleted>> {
     let gone = name.clone();
     blocking(move || Ok(app.engine.forget(&name)?)).await.map_err(|error| error.about("name"))?;
@@ -143,15 +140,12 @@ pub(crate) async fn forget(
     params(("name" = String, Path)),
     responses((status = 200, body = Context), (status = "4XX", body = ErrorBody),
         (status = "5XX", body = ErrorBody)))]
-pub(crate) async fn save(
-    State(app): State<Arc<App>>,
-    Path(name): Path<String>,
-) -> Result<Json<Context>> {
+pub(crate) async fn save(State(app): State<Arc<App>>, Named(name): Named) -> Result<Json<Context>> {
     let (own, saved) = (Arc::clone(&app), name.clone());
     let done = blocking(move || Ok(own.engine.save(&saved)?)).await;
     let path = done.map_err(|error| error.about("name"))?;
     tracing::info!("saved the context `{name}` to {}", path.display());
-    one(State(app), Path(name)).await
+    one(State(app), Named(name)).await
 }
 
 async fn all(app: Arc<App>) -> Result<Vec<Context>> {

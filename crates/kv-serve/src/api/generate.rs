@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Json;
-use axum::response::{IntoResponse, Response};
+use axum::response::{AppendHeaders, IntoResponse, Response};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -87,5 +87,5 @@ async fn whole<A: Answers>(mut generation: Generation, mut answer: A) -> Result<
         }
     }
     let body = answer.whole(choices, generation.usage());
-    Ok(([(sse::JOBS, generation.job_numbers())], Json(body)).into_response())
+    Ok((AppendHeaders(generation.headers()), Json(body)).into_response())
 }

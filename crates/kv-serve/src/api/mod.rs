@@ -15,7 +15,8 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Instant;
 
-use axum::extract::DefaultBodyLimit;
+use axum::extract::{DefaultBodyLimit, FromRequestParts, Path};
+use axum::http::request::Parts;
 use axum::http::{HeaderValue, Method, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Router, middleware};
@@ -28,6 +29,7 @@ use utoipa_axum::routes;
 
 use crate::app::{App, Settings};
 use crate::error::ApiError;
+use crate::generation::{JOBS, REQUEST_ID};
 use crate::page;
 
 /// The routes of a server.
@@ -112,7 +114,7 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
         .allow_methods([Method::GET, Method::POST, Method::DELETE])
         // Clients send headers of their own, such as OpenAI's `x-stainless-lang`.
         .allow_headers(AllowHeaders::mirror_request())
-        .expose_headers([crate::sse::JOBS, header::RETRY_AFTER]);
+        .expose_headers([JOBS, REQUEST_ID, header::RETRY_AFTER]);
     match origins {
         [] => None,
         origins if origins.iter().any(|origin| origin == "*") => {
@@ -122,6 +124,18 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
             let origins = origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok());
             Some(layer.allow_origin(AllowOrigin::list(origins)))
         }
+    }
+}
+
+/// The parameter of a path.
+pub(crate) struct Named(pub(crate) String);
+
+impl FromRequestParts<Arc<App>> for Named {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+        let named = Path::<String>::from_request_parts(parts, app).await;
+        named.map(|Path(name)| Self(name)).map_err(|error| ApiError::bad_request(error.body_text()))
     }
 }
 

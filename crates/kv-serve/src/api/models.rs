@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
+use super::Named;
 use crate::app::App;
 use crate::error::{ApiError, ErrorBody, Result};
 
@@ -71,10 +72,7 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<ModelList> {
 /// A model by its name, which may have slashes.
 #[utoipa::path(get, path = "/v1/models/{*id}", tag = "OpenAI", params(("id" = String, Path)),
     responses((status = 200, body = ModelInfo), (status = "4XX", body = ErrorBody)))]
-pub(crate) async fn one(
-    State(app): State<Arc<App>>,
-    Path(id): Path<String>,
-) -> Result<Json<ModelInfo>> {
+pub(crate) async fn one(State(app): State<Arc<App>>, Named(id): Named) -> Result<Json<ModelInfo>> {
     if id != app.name {
         let message = format!("the model `{id}` is not here; there is `{}`", app.name);
         return Err(ApiError::not_found("model_not_found", message).about("model"));

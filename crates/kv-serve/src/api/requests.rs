@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use kv_models::JobId;
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::blocking;
+use super::{Named, blocking};
 use crate::app::App;
 use crate::error::{ApiError, ErrorBody, Result};
 
@@ -102,10 +102,7 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Live> {
 #[utoipa::path(get, path = "/v1/kv/requests/{job}", tag = "caches",
     params(("job" = u64, Path, description = "The job's number")),
     responses((status = 200, body = Picture), (status = "4XX", body = ErrorBody)))]
-pub(crate) async fn one(
-    State(app): State<Arc<App>>,
-    Path(job): Path<String>,
-) -> Result<Json<Picture>> {
+pub(crate) async fn one(State(app): State<Arc<App>>, Named(job): Named) -> Result<Json<Picture>> {
     let unknown = || {
         let message = format!("no request `{job}` is running");
         ApiError::not_found("request_not_found", message).about("job")

@@ -11,6 +11,9 @@ use crate::protocol::fields;
 use crate::protocol::grammar::{self, ResponseFormat};
 use crate::protocol::tools::{Tool, ToolChoice, ToolMode, Tools};
 
+/// Variables of a chat template that follow from other fields.
+const SET_HERE: [&str; 3] = ["messages", "tools", "add_generation_prompt"];
+
 /// A body of `/v1/chat/completions`.
 #[derive(ToSchema)]
 #[expect(
@@ -193,9 +196,15 @@ impl ChatFields {
         }
         let mut template = app.chat()?.clone();
         for (name, value) in self.chat_template_kwargs.iter().flatten() {
-            if !template.reads(name) {
+            let message = if SET_HERE.contains(&name.as_str()) {
+                Some(format!("the server sets the chat template's variable `{name}`"))
+            } else if !template.reads(name) {
+                Some(format!("the model's chat template reads no variable `{name}`"))
+            } else {
+                None
+            };
+            if let Some(message) = message {
                 let field = format!("chat_template_kwargs.{name}");
-                let message = format!("the model's chat template reads no variable `{name}`");
                 return Err(ApiError::unsupported(field, message));
             }
             template = template.with_variable(name, value);

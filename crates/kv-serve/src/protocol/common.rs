@@ -178,7 +178,12 @@ impl Common {
         let seed = self.seed.map_or_else(rand::random, |seed| seed as u64);
         let mut jobs = Vec::with_capacity(count);
         for tokens in &parts.prompts {
-            let new_tokens = self.new_tokens(app, tokens.len(), &parts)?;
+            // Behind a context, its own policy counts.
+            let room = match context {
+                None => app.engine.room_behind(tokens.len(), &*policy),
+                Some(_) => None,
+            };
+            let new_tokens = self.new_tokens(app, tokens.len(), &parts, room)?;
             for choice in 0..choices {
                 let request = Request {
                     tokens: tokens.clone(),
@@ -200,8 +205,15 @@ impl Common {
         Ok(Prepared { jobs, choices, stream, include_usage: include_usage.unwrap_or(false) })
     }
 
-    /// The number of new tokens.
-    fn new_tokens(&self, app: &App, prompt: usize, parts: &Parts) -> Result<usize> {
+    /// The number of new tokens. Where a request names none, there are at most as many as the cache
+    /// has room for.
+    fn new_tokens(
+        &self,
+        app: &App,
+        prompt: usize,
+        parts: &Parts,
+        room: Option<usize>,
+    ) -> Result<usize> {
         let (most, positions) = (app.settings.max_tokens, app.positions());
         let param = parts.tokens_param;
         let left = positions.saturating_sub(prompt);
@@ -224,7 +236,10 @@ impl Common {
                 Err(ApiError::too_long(param, message))
             }
             Some(count) => Ok(count),
-            None => Ok(parts.default_tokens.unwrap_or(most).min(most).min(left)),
+            None => {
+                let room = room.unwrap_or(most).max(1);
+                Ok(parts.default_tokens.unwrap_or(most).min(most).min(left).min(room))
+            }
         }
     }
 

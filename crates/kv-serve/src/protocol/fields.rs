@@ -32,11 +32,22 @@ impl FromRequest<Arc<App>> for Object {
             ApiError::timeout(format!("the request's body did not come within {patience}"))
         })??;
         match serde_json::from_slice(&bytes) {
-            Ok(Value::Object(object)) => Ok(Self(object)),
+            Ok(Value::Object(object)) => Ok(Self(given(object))),
             Ok(_) => Err(ApiError::bad_request("the body must be a JSON object")),
             Err(error) => Err(ApiError::bad_request(format!("the body is not JSON: {error}"))),
         }
     }
+}
+
+/// An object's fields without those that are `null`, in its messages too: they are not given, known
+/// or not. Clients send back answers with all of their fields.
+fn given(mut object: Map<String, Value>) -> Map<String, Value> {
+    object.retain(|_, value| !value.is_null());
+    let messages = object.get_mut("messages").and_then(Value::as_array_mut);
+    for message in messages.into_iter().flatten().filter_map(Value::as_object_mut) {
+        message.retain(|_, value| !value.is_null());
+    }
+    object
 }
 
 /// Takes the fields of `T` out of an object. `T` says `deny_unknown_fields`.
@@ -118,6 +129,15 @@ mod tests {
         assert!(told(json!({"must": -1})).starts_with("must "));
         assert!(told(json!({"must": 1, "inner": {"deep": "x"}})).starts_with("inner.deep "));
         assert!(told(json!({"must": 1, "inner": {"x": 1}})).starts_with("inner.x "));
+    }
+
+    #[test]
+    fn what_is_null_is_not_given() {
+        let object = json!({"must": 1, "store": null, "kv": {"budget": null}, "messages": [
+            {"role": "user", "audio": null}, "x"]});
+        let Value::Object(object) = object else { panic!() };
+        let left = json!({"must": 1, "kv": {"budget": null}, "messages": [{"role": "user"}, "x"]});
+        assert_eq!(Value::Object(given(object)), left);
     }
 
     #[test]

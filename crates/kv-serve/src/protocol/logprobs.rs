@@ -18,8 +18,8 @@ pub(crate) fn of_chat(app: &App, token: u32, own: &TokenLogprobs) -> ChatLogprob
     ChatLogprob { token: named(token, own.logprob), top_logprobs: top }
 }
 
-/// Adds a token's log-probability to a completion's. `offset` is where the token's text begins. It
-/// is moved to where the text ends.
+/// Adds a token's log-probability to a completion's. `offset` counts the characters that have begun
+/// before the token. It is moved behind the token.
 pub(crate) fn add_to_completion(
     app: &App,
     lists: &mut CompletionLogprobs,
@@ -27,14 +27,24 @@ pub(crate) fn add_to_completion(
     token: u32,
     own: &TokenLogprobs,
 ) {
-    let (text, _) = app.token_text(token);
-    let top = own.top.iter().map(|&(token, logprob)| {
-        let (text, _) = app.token_text(token);
-        (text, logprob.max(IMPOSSIBLE))
-    });
+    let top = own.top.iter().map(|&(token, logprob)| (name(app, token), logprob.max(IMPOSSIBLE)));
     lists.top_logprobs.push(top.collect());
     lists.token_logprobs.push(own.logprob.max(IMPOSSIBLE));
-    lists.text_offset.push(*offset);
-    *offset += text.chars().count();
-    lists.tokens.push(text);
+    let (_, bytes) = app.token_text(token);
+    let continues = |byte: &u8| byte & 0xc0 == 0x80;
+    // A token may have a part of a character: it stands where the character does.
+    let within = bytes.first().is_some_and(continues);
+    lists.text_offset.push(offset.saturating_sub(usize::from(within)));
+    *offset += bytes.iter().filter(|byte| !continues(byte)).count();
+    lists.tokens.push(name(app, token));
+}
+
+/// A token's text; its bytes where they are no text, as OpenAI writes them.
+fn name(app: &App, token: u32) -> String {
+    let (text, bytes) = app.token_text(token);
+    if std::str::from_utf8(&bytes).is_ok() {
+        return text;
+    }
+    let bytes: String = bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect();
+    format!("bytes:{bytes}")
 }

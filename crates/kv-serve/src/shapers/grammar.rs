@@ -11,6 +11,8 @@ use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
 /// The most bytes of a grammar's text.
 const MOST_BYTES: usize = 128 << 10;
+/// The most alternatives that a grammar has open at one place, such as the values of an enumeration.
+const MOST_ITEMS: usize = 20_000;
 /// The stack on which a grammar is compiled: llguidance goes through references by recursion, in
 /// frames of up to 10 KiB, and the shortest reference in a grammar's text has 8 bytes.
 const STACK: usize = (MOST_BYTES / 8) * (10 << 10);
@@ -51,6 +53,7 @@ impl Grammars {
         let mut factory = ParserFactory::new_simple(&environment).map_err(|e| e.to_string())?;
         factory.quiet();
         factory.limits_mut().verbose_errors = false;
+        factory.limits_mut().max_items_in_row = MOST_ITEMS;
         Ok(Self { factory, trie })
     }
 

@@ -278,6 +278,9 @@ async fn variables_of_the_template_are_read_or_refused() {
         answer["usage"]["prompt_tokens"].as_u64().unwrap()
     };
     assert!(tokens("Calm as it was").await > tokens("").await);
+    let more = json!({"chat_template_kwargs": {"add_generation_prompt": false}});
+    let error = bad(&server, CHAT, chat("Hello.", more), 400).await;
+    assert_eq!(error["param"], "chat_template_kwargs.add_generation_prompt");
     let more = json!({"chat_template_kwargs": {"tone": "x", "enable_thinking": true}});
     let error = bad(&server, CHAT, chat("The sea", more), 400).await;
     assert_eq!(

@@ -59,6 +59,16 @@ async fn echo_and_log_probabilities() {
     }
     assert_eq!(lists["text_offset"], json!([0, 1, 2, 3, 4]));
     assert_eq!(lists["top_logprobs"][0].as_object().unwrap().len(), 2);
+    // The tokens of one character stand where it does.
+    let more = json!({"logprobs": 1, "max_tokens": 9, "structured_outputs": {"choice": ["x🌍y"]}});
+    let answer = good(&server, TEXT, body(more)).await;
+    assert_eq!(answer["choices"][0]["text"], "x🌍y");
+    let lists = &answer["choices"][0]["logprobs"];
+    let offsets = lists["text_offset"].as_array().unwrap();
+    let (last, others) = offsets.split_last().unwrap();
+    assert_eq!((&others[0], last), (&json!(0), &json!(2)), "{lists}");
+    assert!(others.len() > 2 && others[1..].iter().all(|own| own == 1), "{lists}");
+    assert_eq!(lists["tokens"][1], "bytes:\\xf0", "{lists}");
     let error = bad(&server, TEXT, body(json!({"echo": true, "logprobs": 1})), 400).await;
     assert_eq!(error["param"], "echo");
 }

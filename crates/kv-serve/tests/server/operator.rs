@@ -76,7 +76,10 @@ async fn pages_of_other_origins_are_shut_out_unless_named() {
     let headers = &preflight.headers()["access-control-allow-headers"];
     assert_eq!(headers, "authorization,x-stainless-lang");
     let answer = named.oneshot(from(Method::GET)).await.unwrap();
-    assert_eq!(answer.headers()["access-control-expose-headers"], "x-kv-jobs,retry-after");
+    assert_eq!(
+        answer.headers()["access-control-expose-headers"],
+        "x-kv-jobs,x-request-id,retry-after"
+    );
 }
 
 #[tokio::test]
@@ -150,6 +153,23 @@ async fn a_cache_that_is_too_small_says_so() {
     let server = router(engine, settings());
     let error = bad(&server, CHAT, chat("The sea was calm.", json!({})), 400).await;
     assert_eq!(error["code"], "cache_too_small");
+    // h2o's steps change slots. Its budget alone tells, before the prompt is computed.
+    let h2o = json!({"max_tokens": 1, "kv": {"policy": "h2o", "budget": 0.9}});
+    let error = bad(&server, CHAT, chat(&"The sea was calm. ".repeat(20), h2o), 400).await;
+    assert_eq!(error["code"], "cache_too_small");
+    assert!(error["message"].as_str().unwrap().contains("fewer than"), "{error}");
+}
+
+/// The server's number of new tokens is less where the cache is small.
+#[tokio::test]
+async fn requests_that_name_no_number_fit_into_small_caches() {
+    let engine = engine(EngineOptions { bytes: 400_000, ..EngineOptions::default() });
+    let server = router(engine, Settings { max_tokens: 2000, ..settings() });
+    // Null is no number.
+    let more = json!({"max_tokens": null, "ignore_eos": true, "kv": {"policy": "full"}});
+    let answer = good(&server, CHAT, chat("The sea was calm.", more)).await;
+    let tokens = answer["usage"]["completion_tokens"].as_u64().unwrap();
+    assert!((50..2000).contains(&tokens), "{tokens}");
 }
 
 #[tokio::test]

@@ -58,7 +58,8 @@ impl<'a> Session<'a> {
         Ok(Self::idle(model, policy, cache))
     }
 
-    /// Idle rows of this one sequence's policy, states and capacities, which are rounded up.
+    /// Idle rows of this one sequence's policy, states and capacities, which are rounded up. A
+    /// decoder of them needs [`Decoder::resting_like`] this sequence.
     ///
     /// # Errors
     /// The errors of [`LayerCache::concat`].
@@ -67,6 +68,9 @@ impl<'a> Session<'a> {
         let layers = self.cache.layers.iter().map(|layer| {
             let mut layer = layer.clone();
             let most = layer.layout().most_capacity().max(1).next_multiple_of(CAPACITY_STEP);
+            // One slot more than a head is held at: a head without room is then one that grows.
+            let is_limit = layer.limits().is_some_and(|limits| limits.contains(&most));
+            let most = most + usize::from(is_limit);
             layer.resize(vec![most; layer.layout().head_ranges()])?;
             LayerCache::concat(vec![layer; rows.max(1)])
         });
@@ -136,6 +140,27 @@ impl<'a> Decoder<'a> {
         }
         let mut layers = own.cache.layers.iter().zip(&other.cache.layers);
         own.cache.origin == other.cache.origin && layers.all(|(own, other)| own.accepts(other))
+    }
+
+    /// Lets idle rows begin anew as copies of this one sequence where they have no room for another
+    /// step. Rows of policies that evict rarely, or never, would grow without end.
+    pub fn resting_like(mut self, one: &Session<'_>) -> Self {
+        let _work = device_work();
+        self.rest = Some(one.cache.clone());
+        self
+    }
+
+    /// Makes room for a step of idle rows.
+    pub(super) fn rest_idle_rows(&mut self) -> Result<()> {
+        let Session { cache, ended, .. } = &mut self.session;
+        cache.rest_idle_rows()?;
+        let Some(rest) = &self.rest else { return Ok(()) };
+        for &row in &*ended {
+            if !cache.has_room(row) {
+                cache.replace_row(row, rest)?;
+            }
+        }
+        Ok(())
     }
 
     /// Puts the one sequence of another decoder, which has drawn its first token, into a row that
