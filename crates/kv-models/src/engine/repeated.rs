@@ -14,7 +14,6 @@ pub(super) struct Repeated<'a> {
 }
 
 /// By which jobs have one compressed prompt.
-#[derive(PartialEq)]
 struct Prompt {
     tokens: Vec<u32>,
     /// Policies may size a cache by the tokens to come.
@@ -26,23 +25,27 @@ struct Prompt {
 
 impl Prompt {
     fn of(job: &Job) -> Self {
-        let request = &job.request;
-        let draws = job.policy.capabilities().draws;
         Self {
-            tokens: request.tokens.clone(),
-            new_tokens: request.new_tokens,
+            tokens: job.request.tokens.clone(),
+            new_tokens: job.request.new_tokens,
             policy: job.policy.config(),
-            seed: draws.then_some(request.sampling.seed),
+            seed: seed_of(job),
         }
     }
 
+    /// Whether a job has this prompt. The cheap comparisons come first: queues are long.
     fn is_of(&self, job: &Job) -> bool {
-        // The cheap comparisons first: queues are long, and prompts are longer.
         job.context.is_none()
             && self.new_tokens == job.request.new_tokens
+            && self.seed == seed_of(job)
             && self.tokens == job.request.tokens
-            && *self == Self::of(job)
+            && self.policy == job.policy.config()
     }
+}
+
+/// The seed by which a job's policy draws, if it does.
+fn seed_of(job: &Job) -> Option<u64> {
+    job.policy.capabilities().draws.then_some(job.request.sampling.seed)
 }
 
 impl<'a> Repeated<'a> {

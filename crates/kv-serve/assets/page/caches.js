@@ -131,7 +131,7 @@ function draw(picture) {
   const mean = kept.flat().reduce((sum, count) => sum + count, 0) / kept.flat().length;
   find("#picture-text").textContent =
     `Job ${job}: ${kept.length} layers to the right, ${heads} heads down; ` +
-    `${mean.toFixed(0)} of ${tokens ?? "…"} tokens on average.`;
+    `${mean.toFixed(0)}${tokens ? ` of ${tokens}` : ""} tokens on average.`;
   canvas.dataset.kept = JSON.stringify(kept);
   find("#scale").hidden = false;
   find("#scale-most").textContent = `${most} tokens`;

@@ -118,6 +118,9 @@ function sample() {
     `${sentence.repeat(12)}\nThe secret number of the clever fiddle is ${number}.\n` +
     `${sentence.repeat(12)}\nQuestion: What is the secret number of the clever fiddle?\nAnswer: `;
   find("#most").value = 5;
+  // KeyDiff keeps keys that differ from the others, such as a number's in a story that repeats.
+  const policy = find("#policy");
+  if ([...policy.options].some((option) => option.value === "keydiff")) policy.value = "keydiff";
 }
 
 async function begin() {

@@ -65,8 +65,23 @@ pub(crate) fn take<T: DeserializeOwned>(object: &mut Map<String, Value>) -> Resu
 /// # Errors
 /// The field that is wrong or unknown, by its path.
 pub(crate) fn parse<T: DeserializeOwned>(object: Map<String, Value>) -> Result<T> {
+    parse_within("", object)
+}
+
+/// [`parse`] of the object in the field `parent`.
+///
+/// # Errors
+/// The errors of [`parse`].
+pub(crate) fn parse_within<T: DeserializeOwned>(
+    parent: &str,
+    object: Map<String, Value>,
+) -> Result<T> {
     serde_path_to_error::deserialize(Value::Object(object)).map_err(|error| {
-        let path = error.path().to_string();
+        let path = match (parent, error.path().to_string()) {
+            ("", path) => path,
+            (parent, path) if path == "." => parent.to_string(),
+            (parent, path) => format!("{parent}.{path}"),
+        };
         let message = error.inner().to_string();
         let within = |field: &str| match path.as_str() {
             "." => field.to_string(),
@@ -129,6 +144,9 @@ mod tests {
         assert!(told(json!({"must": -1})).starts_with("must "));
         assert!(told(json!({"must": 1, "inner": {"deep": "x"}})).starts_with("inner.deep "));
         assert!(told(json!({"must": 1, "inner": {"x": 1}})).starts_with("inner.x "));
+        let Value::Object(object) = json!({"deep": 1, "x": 1}) else { panic!() };
+        let error = parse_within::<Inner>("outer.inner", object).unwrap_err().body().error;
+        assert_eq!(error.param.as_deref(), Some("outer.inner.x"));
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! What a text must follow.
 
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use crate::app::App;
 use crate::error::{ApiError, Result};
+use crate::protocol::fields;
 use crate::shapers::{Grammar, GrammarSource};
 
 /// The most bytes of a regular expression or a grammar. Their automata take seconds beyond it.
@@ -21,8 +22,10 @@ pub(crate) enum ResponseFormat {
     JsonObject {},
     /// JSON that follows a schema.
     JsonSchema {
-        /// The schema, with its name.
-        json_schema: NamedSchema,
+        /// The schema, with its name. Read by itself: errors within tagged enumerations have no
+        /// path.
+        #[schema(value_type = NamedSchema)]
+        json_schema: Map<String, Value>,
     },
 }
 
@@ -74,7 +77,9 @@ pub(crate) fn compile(
             Some(("response_format", GrammarSource::Json(json!({"type": "object"}))))
         }
         Some(ResponseFormat::JsonSchema { json_schema }) => {
-            let schema = json_schema.schema.clone().unwrap_or_else(|| json!({}));
+            let named: NamedSchema =
+                fields::parse_within("response_format.json_schema", json_schema.clone())?;
+            let schema = named.schema.unwrap_or_else(|| json!({}));
             Some(("response_format.json_schema.schema", GrammarSource::Json(schema)))
         }
     };

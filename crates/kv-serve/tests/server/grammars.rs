@@ -72,6 +72,16 @@ async fn answers_follow_other_grammars() {
 }
 
 #[tokio::test]
+async fn choices_may_be_many() {
+    let server = server();
+    let texts: Vec<String> = (0..3000).map(|number| format!("the {number}th choice")).collect();
+    let more = json!({"structured_outputs": {"choice": texts}, "max_tokens": 30,
+        "temperature": 1.5, "seed": 3});
+    let text = said(&good(&server, CHAT, chat("The sea", more)).await);
+    assert!(texts.contains(&text), "{text}");
+}
+
+#[tokio::test]
 async fn wrong_grammars_are_named() {
     let server = server();
     let format = |schema: Value| {
@@ -83,6 +93,15 @@ async fn wrong_grammars_are_named() {
         (format(json!({"type": "string", "pattern": "("})), "response_format.json_schema.schema"),
         (format(json!(3)), "response_format.json_schema.schema"),
         (json!({"response_format": {"type": "json_schema"}}), "response_format"),
+        (
+            json!({"response_format": {"type": "json_schema", "json_schema": {}}}),
+            "response_format.json_schema.name",
+        ),
+        (
+            json!({"response_format": {"type": "json_schema",
+                "json_schema": {"name": "x", "schemma": {}}}}),
+            "response_format.json_schema.schemma",
+        ),
         (json!({"structured_outputs": {"regex": "("}}), "structured_outputs.regex"),
         (json!({"structured_outputs": {"grammar": "begin: x"}}), "structured_outputs.grammar"),
         (json!({"structured_outputs": {"choice": []}}), "structured_outputs.choice"),

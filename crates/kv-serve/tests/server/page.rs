@@ -26,8 +26,6 @@ window.fetch = (path, ...more) => {
 };
 find("#sample").click();
 find("#prompt").value = find("#prompt").value.replace(/is \d{5}/, "is 21963");
-find("#policy").value = "snapkv";
-find("#budget").value = "0.5";
 find("#send").click();
 await until(() => find(".assistant .meta")?.textContent.includes("instead of"));
 document.documentElement.dataset.answer = find(".assistant .text").textContent;
