@@ -17,8 +17,8 @@ const IMPORTS: [&str; 6] =
 /// Build and test the worker for NVIDIA Dynamo.
 ///
 /// Runs its tests, Dynamo's conformance kit, and workers on this host behind Dynamo's front end, of
-/// which one is killed under load. Installs protoc and libclang, and makes a Python with the front end,
-/// where they are missing.
+/// which one is killed under load. Installs protoc and libclang, and makes a Python with the front
+/// end, where they are missing.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// A Python with ai-dynamo and openai, instead of one in target/dynamo

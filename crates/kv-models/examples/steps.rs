@@ -1,6 +1,6 @@
 //! Decodes one prompt by recorded steps, and again by steps whose kernels are launched one by one,
-//! on one device or on several GPUs. Says how fast both are, and whether they give equal logits, bit
-//! for bit, and equal tokens on all ranks.
+//! on one device or on several GPUs. Says how fast both are, and whether they give equal logits,
+//! bit for bit, and equal tokens on all ranks.
 //!
 //! ```text
 //! cargo run --release -p kv-models --features cuda --example steps -- \

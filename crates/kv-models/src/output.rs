@@ -103,8 +103,8 @@ impl TextOutput {
         self.shown
     }
 
-    /// How many bytes must have been shown ([`Self::shown`]) before the last token has been shown as
-    /// a whole. `None` for a token that a stop string took, which never is.
+    /// How many bytes must have been shown ([`Self::shown`]) before the last token has been shown
+    /// as a whole. `None` for a token that a stop string took, which is never shown.
     ///
     /// # Errors
     /// [`crate::ModelError::Tokenizer`].

@@ -463,7 +463,8 @@ fn shared_prefixes_change_no_token() {
     }
 }
 
-/// Jobs with one prompt compute it once, and get what they get alone, also where slots change later.
+/// Jobs with one prompt compute it once, and get the tokens that each gets alone, also under
+/// policies whose steps change slots.
 #[test]
 fn jobs_of_one_prompt_compute_it_once() {
     for tested in devices() {

@@ -218,9 +218,9 @@ impl Engine {
         &self.shared.options
     }
 
-    /// How many new tokens a job may ask for at most behind a prompt of so many tokens, without being
-    /// too large for the engine. `None` for policies whose steps change slots: their jobs' sizes do
-    /// not depend on it so simply.
+    /// How many new tokens a job may ask for at most behind a prompt of so many tokens, without
+    /// being too large for the engine. `None` for policies whose steps change slots: more new tokens
+    /// need not make their jobs larger.
     pub fn room_behind(&self, tokens: usize, policy: &dyn Policy) -> Option<usize> {
         let count = self.shared.card.config.num_layers;
         let kept = most_kept(policy, count, tokens)?;

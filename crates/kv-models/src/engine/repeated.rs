@@ -43,7 +43,7 @@ impl Prompt {
     }
 }
 
-/// The seed by which a job's policy draws, if it does.
+/// The seed of a job whose policy draws; `None` under other policies.
 fn seed_of(job: &Job) -> Option<u64> {
     job.policy.capabilities().draws.then_some(job.request.sampling.seed)
 }

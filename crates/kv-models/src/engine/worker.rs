@@ -364,8 +364,8 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Refuses a job whose compressed prompt alone takes more than a group has, as far as its budget
-    /// tells before the prompt is computed.
+    /// Refuses a job whose compressed prompt alone takes more than a group has, as far as its
+    /// budget tells before the prompt is computed.
     fn check_least(&self, job: &Job) -> Result<(), JobError> {
         let tokens = job.request.tokens.len();
         let limit = self.options.bytes / self.options.groups.max(1);

@@ -11,7 +11,8 @@ use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
 /// The most bytes of a grammar's text.
 const MOST_BYTES: usize = 128 << 10;
-/// The most alternatives that a grammar has open at one place, such as the values of an enumeration.
+/// The most alternatives that a grammar has open at one place, such as the values of an
+/// enumeration.
 const MOST_ITEMS: usize = 20_000;
 /// The stack on which a grammar is compiled: llguidance goes through references by recursion, in
 /// frames of up to 10 KiB, and the shortest reference in a grammar's text has 8 bytes.

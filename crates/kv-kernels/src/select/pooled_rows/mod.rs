@@ -16,8 +16,7 @@ use backend::PooledRowsOps;
 /// How the scores of neighbouring columns become one score.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RowPool {
-    /// Their sum, divided by the number of columns that a window has inside of a row. Columns beyond
-    /// the row's ends count as zeros.
+    /// Their sum, divided by the size of the window. Columns beyond the row's ends count as zeros.
     Average,
     /// The highest of them.
     Maximum,
