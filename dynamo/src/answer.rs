@@ -42,7 +42,7 @@ pub(crate) struct Answer {
     ends: HashSet<u32>,
     deadline: Instant,
     patience: Duration,
-    /// Tokens of the prompt, and those of them that were there already.
+    /// Tokens of the prompt, and how many of them had keys and values already.
     prompt: (usize, usize),
     /// Tokens that were told.
     tokens: usize,

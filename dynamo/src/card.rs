@@ -1,6 +1,6 @@
 //! What the front end reads of a model: a folder of files as Hugging Face has them.
 //!
-//! The files are made of what the engine has loaded, whatever kind of model that is. So the front
+//! The files are made from the loaded model, a folder or a GGUF file alike. So the front
 //! end divides texts into the tokens that the engine knows, and ends at the same ones.
 
 use std::io::{self, Write};

@@ -19,7 +19,7 @@ pub(crate) struct Limits {
     pub(crate) positions: usize,
     /// The most new tokens.
     pub(crate) max_tokens: usize,
-    /// Whether prompts share what was computed of other prompts.
+    /// Whether prompts that begin alike share keys and values.
     pub(crate) shares_prefixes: bool,
 }
 

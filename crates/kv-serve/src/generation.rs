@@ -15,7 +15,7 @@ use crate::protocol::answer::Usage;
 
 /// The header with a request's name.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// The header with the engine's numbers of a request's jobs, by which `/v1/kv/requests` names them.
+/// The header with the numbers of a request's jobs. `/v1/kv/requests` names jobs by these numbers.
 pub(crate) const JOBS: HeaderName = HeaderName::from_static("x-kv-jobs");
 
 /// What happens to a choice.

@@ -196,7 +196,7 @@ fn four_workers_share_the_load() {
     let Some(python) = python(test) else { return };
     let mut host = Host::start(python, 4);
     check(test, &host.ask(16, 50, |_| {}), 50, 4);
-    // One ends in order: it leaves, and what it computes comes to its end.
+    // One worker ends in order: it takes no more requests, and its running requests end.
     let answers = host.ask(8, 300, |host| {
         let id = host.workers[0].0.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());

@@ -219,8 +219,8 @@ impl Engine {
     }
 
     /// How many new tokens a job may ask for at most behind a prompt of so many tokens, without
-    /// being too large for the engine. `None` for policies whose steps change slots: more new tokens
-    /// need not make their jobs larger.
+    /// being too large for the engine. `None` for policies whose steps change slots: more new
+    /// tokens need not make their jobs larger.
     pub fn room_behind(&self, tokens: usize, policy: &dyn Policy) -> Option<usize> {
         let count = self.shared.card.config.num_layers;
         let kept = most_kept(policy, count, tokens)?;
