@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-use crate::layer::expect_shape;
+use crate::layer::{LayoutTensors, expect_shape};
 use crate::{Error, LayerCache, MemoryReport, Result};
 
 /// Where a cache comes from, saved with it so that it is not continued with another model or
@@ -61,10 +61,11 @@ impl KvCache {
     /// then.
     pub fn place_row(&mut self, row: usize, from: &Self, room: usize) -> Result<()> {
         expect_shape("layers", &[from.layers.len()], &[self.layers.len()])?;
+        let mut tensors = LayoutTensors::default();
         for (layer, from) in self.layers.iter_mut().zip(&from.layers) {
             let lengths = from.layout().lengths().iter();
             let capacities: Vec<usize> = lengths.map(|length| length + room).collect();
-            if let Err(error) = layer.place_row(row, from, &capacities) {
+            if let Err(error) = layer.place_row_by(row, from, &capacities, &mut tensors) {
                 self.free_row(row)?;
                 return Err(error);
             }
@@ -78,7 +79,8 @@ impl KvCache {
     /// # Errors
     /// [`Error::Kernel`].
     pub fn free_row(&mut self, row: usize) -> Result<()> {
-        self.layers.iter_mut().try_for_each(|layer| layer.free_row(row))
+        let mut tensors = LayoutTensors::default();
+        self.layers.iter_mut().try_for_each(|layer| layer.free_row_by(row, &mut tensors))
     }
 
     /// Puts a cache of one sequence in the place of a row ([`LayerCache::replace_row`]).
@@ -88,7 +90,10 @@ impl KvCache {
     pub fn replace_row(&mut self, row: usize, from: &Self) -> Result<()> {
         expect_shape("layers", &[from.layers.len()], &[self.layers.len()])?;
         let layers = self.layers.iter_mut().zip(&from.layers);
-        layers.into_iter().try_for_each(|(layer, from)| layer.replace_row(row, from))?;
+        let mut tensors = LayoutTensors::default();
+        let mut replaced =
+            layers.map(|(layer, from)| layer.replace_row_by(row, from, &mut tensors));
+        replaced.try_for_each(|layer| layer)?;
         self.seen[row] = from.seen.first().copied().unwrap_or_default();
         Ok(())
     }
@@ -98,7 +103,8 @@ impl KvCache {
     /// # Errors
     /// [`Error::Kernel`].
     pub fn rest_idle_rows(&mut self) -> Result<()> {
-        self.layers.iter_mut().try_for_each(LayerCache::rest_idle_rows)
+        let mut tensors = LayoutTensors::default();
+        self.layers.iter_mut().try_for_each(|layer| layer.rest_idle_rows(&mut tensors))
     }
 
     /// Whether every head of a row has a free slot.

@@ -45,6 +45,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Exp};
 use serde_json::{Value, json};
 use statrs::statistics::{Data, OrderStatistics, Statistics};
+use tracing_subscriber::EnvFilter;
 
 /// Puts an engine under load.
 #[derive(Debug, Parser)]
@@ -117,6 +118,11 @@ struct Seen {
 }
 
 fn main() -> Result<ExitCode> {
+    // `RUST_LOG=debug` shows the engine's turns.
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(EnvFilter::from_default_env())
+        .init();
     let args = Args::parse();
     let ranks = match Ranks::join(args.tensor_parallel)? {
         Role::Starter(code) => return Ok(code),

@@ -754,3 +754,32 @@ fn jobs_are_cancelled_wherever_they_are() {
     let late = submit(&shared, job(&policy, &text[..90], 4));
     assert!(matches!(late, Err(JobError::Stopped { .. })), "{late:?}");
 }
+
+/// Of two jobs and one row, the second one has a much shorter prompt, and is done with it first.
+#[test]
+fn second_tokens_do_not_wait_for_a_row() {
+    let options = EngineOptions { rows: 1, groups: 1, ..small() };
+    let engine = engine(&cpu().device, options);
+    let prompts = [400, 40].map(|tokens| (0..tokens).map(|at| 3 + at % 60).collect::<Vec<u32>>());
+    let (sender, updates) = channel();
+    let jobs = prompts.iter().enumerate().map(|(at, tokens)| {
+        let (job, sender) = (job(&json!({"policy": "full"}), tokens, 40), sender.clone());
+        (job, move |update| sender.send((at, update)).is_ok())
+    });
+    engine.submit_all(jobs.collect()).unwrap();
+    drop(sender);
+    // Of each job: its tokens, and tokens of the other one between its first two.
+    let (mut tokens, mut between) = ([0, 0], [0, 0]);
+    for (at, update) in updates {
+        match update {
+            Update::Token { token: Some(_), .. } => {
+                tokens[at] += 1;
+                between[1 - at] += usize::from(tokens[1 - at] == 1);
+            }
+            Update::Failed(error) => panic!("{error}"),
+            _ => {}
+        }
+    }
+    assert_eq!(tokens, [40, 40]);
+    assert_eq!(between, [0, 0], "tokens of the other job between the first two");
+}

@@ -135,6 +135,32 @@ fn every_policy_gives_the_tokens_on_file() {
     assert!(other.is_empty(), "{} of {} policies differ", other.len(), found.len());
 }
 
+/// Engines refuse prompts by this number before they compute them.
+#[test]
+fn every_policy_keeps_as_many_slots_as_it_says_at_least() {
+    let model = embedded_in_f32(&devices().remove(0));
+    let prompts = prompts(&model);
+    for config in configs() {
+        let policy = build(&config).unwrap_or_else(|error| panic!("{config}: {error}"));
+        let session = Session::start(&model, policy.clone(), &prompts, &SEEDS, STEPS)
+            .unwrap_or_else(|error| panic!("{config}: {error}"));
+        for (row, prompt) in prompts.iter().enumerate() {
+            let (mut held, mut heads) = (0, 0);
+            for layer in &session.cache().layers {
+                let of_row = row * layer.layout().kv_heads();
+                let lengths = &layer.layout().lengths()[of_row..][..layer.layout().kv_heads()];
+                held += lengths.iter().sum::<usize>();
+                heads += lengths.len();
+            }
+            let (least, tokens) = (policy.least_kept(prompt.len()), prompt.len());
+            assert!(
+                least * heads <= held && least <= tokens,
+                "{config}: {held} slots of {heads} heads, at least {least} of {tokens} tokens each"
+            );
+        }
+    }
+}
+
 #[test]
 #[ignore = "writes the file that the other test reads"]
 fn write_tokens() {

@@ -80,6 +80,10 @@ impl Policy for Combine {
         self.prefill.most_kept(layer, tokens)
     }
 
+    fn least_kept(&self, tokens: usize) -> usize {
+        self.prefill.least_kept(tokens)
+    }
+
     fn needs(&self) -> Needs {
         self.prefill.needs().union(self.decode.needs())
     }

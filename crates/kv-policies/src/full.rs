@@ -26,4 +26,8 @@ impl Policy for Full {
     fn config(&self) -> serde_json::Value {
         serde_json::json!({ "policy": "full" })
     }
+
+    fn least_kept(&self, tokens: usize) -> usize {
+        tokens
+    }
 }

@@ -7,6 +7,7 @@ use std::thread::available_parallelism;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kv_models::{ChatTemplate, Engine, JobId, Tokenizer};
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::Semaphore;
 
 use crate::error::{ApiError, Result};
@@ -97,7 +98,8 @@ pub(crate) struct App {
 }
 
 impl App {
-    pub(crate) fn new(engine: Engine, settings: Settings) -> Self {
+    /// `connections` counts those that are open.
+    pub(crate) fn new(engine: Engine, settings: Settings, connections: Gauge) -> Self {
         let card = engine.card();
         let chat = match (&settings.chat_template, &card.chat) {
             (Some(own), _) => Ok(own.clone()),
@@ -113,7 +115,7 @@ impl App {
         }
         Self {
             name: settings.name.clone().unwrap_or_else(|| card.name.clone()),
-            metrics: Arc::new(Metrics::new(engine.clone())),
+            metrics: Arc::new(Metrics::new(engine.clone(), connections)),
             chat,
             grammars,
             requests: Mutex::default(),

@@ -117,6 +117,10 @@ pub struct PolicyArgs {
     /// May be given several times
     #[arg(long, value_name = "NAME")]
     pub allow_policy: Vec<String>,
+    /// The most of its prompt that a request may keep by a policy or a budget that it names: a
+    /// share or tokens; all by default
+    #[arg(long, value_name = "BUDGET")]
+    pub most_kept: Option<Budget>,
 }
 
 /// How the engine runs.

@@ -7,6 +7,7 @@ use crate::app::{App, Settings};
 use crate::error::Result;
 use crate::policies::Policies;
 use crate::protocol::completion::prepare;
+use prometheus_client::metrics::gauge::Gauge;
 
 /// Makes an engine's jobs of bodies of `/v1/completions`, for servers with a protocol of their own.
 /// Each field is honoured, or refused by its name, as the routes do it.
@@ -40,7 +41,13 @@ impl Jobs {
         chat_template: Option<ChatTemplate>,
         max_tokens: usize,
     ) -> Self {
-        Self { app: App::new(engine, Settings::of_jobs(policies, chat_template, max_tokens)) }
+        Self {
+            app: App::new(
+                engine,
+                Settings::of_jobs(policies, chat_template, max_tokens),
+                Gauge::default(),
+            ),
+        }
     }
 
     /// The most tokens of a sequence.

@@ -15,7 +15,11 @@ fn served(args: &Args) -> anyhow::Result<ExitCode> {
         Role::Rank(ranks) => ranks,
     };
     if ranks.shard().is_first() {
-        tokio::runtime::Runtime::new()?.block_on(kv_serve::run(args, &ranks))?;
+        let runtime = tokio::runtime::Runtime::new()?;
+        let served = runtime.block_on(kv_serve::run(args, &ranks));
+        // A model that is still being loaded holds nobody up.
+        runtime.shutdown_background();
+        served?;
     } else {
         kv_serve::follow(&args.model, args.options(&ranks)?, &ranks)?;
     }

@@ -19,7 +19,6 @@ const PREFIX: &str = "kv_serve";
 /// What the server counts by itself, and what it reads of the engine.
 pub(crate) struct Metrics {
     registry: Registry,
-    connections: Gauge,
     answers: Family<Answer, Counter>,
     first_token: Histogram,
     between_tokens: Histogram,
@@ -36,7 +35,8 @@ struct Answer {
 }
 
 impl Metrics {
-    pub(crate) fn new(engine: Engine) -> Self {
+    /// Metrics of an engine, and of a server that has so many connections.
+    pub(crate) fn new(engine: Engine, connections: Gauge) -> Self {
         let seconds = |start| Histogram::new(exponential_buckets(start, 2.0, 18));
         let (first_token, between_tokens, whole) =
             (seconds(0.001), seconds(0.000_5), seconds(0.01));
@@ -44,8 +44,7 @@ impl Metrics {
             (Family::<Answer, Counter>::default(), Counter::default(), Counter::default());
         let mut all = Registry::default();
         let registry = all.sub_registry_with_prefix(PREFIX);
-        let connections = Gauge::default();
-        registry.register("connections", "Connections that are open", connections.clone());
+        registry.register("connections", "Connections that are open", connections);
         registry.register("http_responses", "Answers by route and status", answers.clone());
         let help = "Seconds from a request to its first token";
         registry.register("time_to_first_token_seconds", help, first_token.clone());
@@ -57,17 +56,7 @@ impl Metrics {
         registry.register("kv_tokens_kept", help, kept.clone());
         registry.register("kv_tokens_seen", "Tokens of requests that have ended", seen.clone());
         all.register_collector(Box::new(OfEngine(engine)));
-        Self { registry: all, connections, answers, first_token, between_tokens, whole, kept, seen }
-    }
-
-    /// A connection was opened.
-    pub(crate) fn opened(&self) {
-        self.connections.inc();
-    }
-
-    /// A connection was closed.
-    pub(crate) fn closed(&self) {
-        self.connections.dec();
+        Self { registry: all, answers, first_token, between_tokens, whole, kept, seen }
     }
 
     /// An answer was sent.

@@ -24,6 +24,8 @@ pub struct Policies {
     default: Value,
     budget: Budget,
     allowed: Vec<String>,
+    /// The most of a prompt that requests may keep by policies and budgets of their own.
+    most: Option<Budget>,
 }
 
 impl Policies {
@@ -51,7 +53,34 @@ impl Policies {
         if !names.contains(&own) {
             names.push(own);
         }
-        Ok(Self { default, budget, allowed: names })
+        Ok(Self { default, budget, allowed: names, most: None })
+    }
+
+    /// Requests that name a policy or a budget keep at most so much of their prompts.
+    pub fn at_most(self, most: Option<Budget>) -> Self {
+        Self { most, ..self }
+    }
+
+    /// Checks what a policy that [`Self::choose`] made of `kv` keeps of a prompt of so many tokens.
+    ///
+    /// # Errors
+    /// More than requests may keep.
+    pub(crate) fn check_kept(
+        &self,
+        kv: &Map<String, Value>,
+        policy: &dyn Policy,
+        tokens: usize,
+    ) -> Result<()> {
+        let Some(most) = self.most.filter(|_| !kv.is_empty()) else { return Ok(()) };
+        let (kept, limit) = (policy.least_kept(tokens), most.resolve(tokens));
+        if kept <= limit {
+            return Ok(());
+        }
+        let message = format!(
+            "`{}` keeps {kept} of {tokens} tokens; this server lets requests keep {limit}",
+            policy.name()
+        );
+        Err(ApiError::invalid("kv.budget", message))
     }
 
     /// The default policy's configuration.

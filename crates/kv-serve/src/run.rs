@@ -28,16 +28,23 @@ pub async fn run(args: &Args, ranks: &Ranks) -> Result<()> {
     let listener = server::listen(SocketAddr::new(args.host, args.port))?;
     let address = listener.local_addr()?;
     tracing::info!("loading {}", args.model.model);
+    let is_open = settings.api_keys.is_empty() && !args.host.is_loopback();
     let (own, options, of) = (args.model.clone(), args.options(ranks)?, ranks.clone());
-    let engine = tokio::task::spawn_blocking(move || engine(&own, options, &of)).await??;
-    let card = engine.card();
-    let name = settings.name.as_ref().unwrap_or(&card.name);
-    tracing::info!("{name} on {}, {:?}", card.device, card.dtype);
-    if settings.api_keys.is_empty() && !args.host.is_loopback() {
-        tracing::warn!("anyone who reaches {address} may use this server: there is no --api-key");
-    }
-    tracing::info!("listening on http://{address}, a page in a browser, the API at /v1");
-    server::serve(listener, engine, settings, server::end_signal()).await
+    let own_name = settings.name.clone();
+    let loading = async move {
+        let engine = tokio::task::spawn_blocking(move || engine(&own, options, &of)).await??;
+        let card = engine.card();
+        let name = own_name.as_ref().unwrap_or(&card.name);
+        tracing::info!("{name} on {}, {:?}", card.device, card.dtype);
+        if is_open {
+            tracing::warn!(
+                "anyone who reaches {address} may use this server: there is no --api-key"
+            );
+        }
+        tracing::info!("listening on http://{address}, a page in a browser, the API at /v1");
+        Ok(engine)
+    };
+    server::serve(listener, loading, settings, server::end_signal()).await
 }
 
 /// Computes a rank's part of what the first rank serves, until the first rank ends.
@@ -127,8 +134,9 @@ impl PolicyArgs {
     /// # Errors
     /// A policy that cannot be built, and a name that is no policy.
     pub fn policies(&self) -> Result<Policies> {
-        Policies::new(&self.policy, self.budget, &self.allow_policy)
-            .context("--policy, --budget or --allow-policy")
+        let policies = Policies::new(&self.policy, self.budget, &self.allow_policy)
+            .context("--policy, --budget or --allow-policy")?;
+        Ok(policies.at_most(self.most_kept))
     }
 }
 

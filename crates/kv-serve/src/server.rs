@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use kv_models::Engine;
 use tokio::net::{TcpListener, TcpSocket};
 
+use crate::api::routes_of;
 use crate::app::{App, Settings};
 use crate::connections::Connections;
 
@@ -42,34 +43,50 @@ pub fn listen(address: SocketAddr) -> Result<TcpListener> {
     })
 }
 
-/// Serves until `end` comes: then no connections are taken any more, and requests that run have the
-/// settings' `drain_timeout` to end.
+/// Serves the engine that comes of `loading` until `end` comes. Answers with 503 until the engine is
+/// there, and again from the end on: running requests have the settings' `drain_timeout` then.
 ///
 /// # Errors
-/// A task that fails.
+/// The error of `loading`, and a task that fails.
 pub async fn serve(
     mut listener: TcpListener,
-    engine: Engine,
+    loading: impl Future<Output = Result<Engine>>,
     settings: Settings,
     end: impl Future<Output = ()>,
 ) -> Result<()> {
     let patience = settings.drain_timeout;
-    let app = Arc::new(App::new(engine.clone(), settings));
-    let connections = Connections::new(&app);
-    let mut end = std::pin::pin!(end);
+    let connections = Connections::new(&settings);
+    let (mut loading, mut end) = (std::pin::pin!(loading), std::pin::pin!(end));
+    let engine = loop {
+        tokio::select! {
+            () = connections.serve_next(&mut listener) => {}
+            () = &mut end => return Ok(()),
+            engine = &mut loading => break engine?,
+        }
+    };
+    let app = Arc::new(App::new(engine.clone(), settings, connections.count()));
+    connections.answer_by(routes_of(Arc::clone(&app)));
     loop {
         tokio::select! {
             () = connections.serve_next(&mut listener) => {}
             () = &mut end => break,
         }
     }
-    drop(listener);
     tracing::info!("ending: running requests have {patience:?}");
     app.drain();
-    let answered = tokio::spawn(connections.end());
     // A device, or another rank, may never answer.
     let ended = tokio::task::spawn_blocking(move || engine.shut_down(patience));
-    let Ok(ended) = tokio::time::timeout(patience + LAST_STEP, ended).await else {
+    let mut ended = std::pin::pin!(tokio::time::timeout(patience + LAST_STEP, ended));
+    // Load balancers hear by `/ready` that no more requests are taken.
+    let ended = loop {
+        tokio::select! {
+            () = connections.serve_next(&mut listener) => {}
+            ended = &mut ended => break ended,
+        }
+    };
+    drop(listener);
+    let answered = tokio::spawn(connections.end());
+    let Ok(ended) = ended else {
         tracing::error!("the engine does not end: its device does not answer");
         std::process::exit(1);
     };

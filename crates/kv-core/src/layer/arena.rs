@@ -13,8 +13,9 @@ use std::ops::Range;
 
 use kv_kernels::{SlotRanges, assign_ints};
 
-use super::expect_shape;
+use super::{LayoutTensors, expect_shape};
 use crate::layout::ArenaLayout;
+use crate::tensors::{columns, listed};
 use crate::{CacheOptions, Error, LayerCache, Result, SlotLayout};
 
 impl LayerCache {
@@ -73,6 +74,17 @@ impl LayerCache {
     /// [`Error::ArenaFull`]; [`Error::InvalidPlan`] for a row that is taken, a capacity below what
     /// the head holds or above the arena's most, and a cache that is no arena; [`Error::Shape`].
     pub fn place_row(&mut self, row: usize, from: &Self, capacities: &[usize]) -> Result<()> {
+        self.place_row_by(row, from, capacities, &mut LayoutTensors::default())
+    }
+
+    /// [`Self::place_row`] with tensors that layers share.
+    pub(crate) fn place_row_by(
+        &mut self,
+        row: usize,
+        from: &Self,
+        capacities: &[usize],
+        tensors: &mut LayoutTensors,
+    ) -> Result<()> {
         let heads = self.layout.kv_heads();
         expect_shape("capacities", &[capacities.len()], &[heads])?;
         expect_shape("head ranges", &[from.layout.head_ranges()], &[heads])?;
@@ -92,7 +104,7 @@ impl LayerCache {
         let requested: usize = capacities.iter().sum();
         let start = match arena.gap(requested) {
             Some(start) => start,
-            None if self.free_in_arena() >= requested => self.close_gaps()?,
+            None if self.free_in_arena() >= requested => self.make_gap(requested, tensors)?,
             None => return Err(Error::ArenaFull { requested, free: self.free_in_arena() }),
         };
         let mut offset = start;
@@ -104,8 +116,8 @@ impl LayerCache {
         if let Some(arena) = &mut self.layout.arena {
             arena.blocks[row] = Some(start..offset);
         }
-        self.write_ranges()?;
-        self.copy_sequence(row, from)
+        self.write_ranges(tensors)?;
+        self.copy_sequence(row, from, tensors)
     }
 
     /// Frees the block of a row, which is idle from then on.
@@ -113,6 +125,11 @@ impl LayerCache {
     /// # Errors
     /// [`Error::Kernel`].
     pub fn free_row(&mut self, row: usize) -> Result<()> {
+        self.free_row_by(row, &mut LayoutTensors::default())
+    }
+
+    /// [`Self::free_row`] with tensors that layers share.
+    pub(crate) fn free_row_by(&mut self, row: usize, tensors: &mut LayoutTensors) -> Result<()> {
         let heads = self.layout.kv_heads();
         let Some(arena) = &mut self.layout.arena else { return Ok(()) };
         if arena.blocks.get_mut(row).and_then(Option::take).is_none() {
@@ -121,7 +138,7 @@ impl LayerCache {
         let scratch = arena.slots - LayerCache::SCRATCH;
         let ranges = row * heads..(row + 1) * heads;
         ranges.for_each(|range| self.layout.set_range(range, scratch, LayerCache::SCRATCH, 0));
-        self.write_ranges()
+        self.write_ranges(tensors)
     }
 
     /// Empties idle rows whose scratch slots are full, so that another step can run. Call it before
@@ -129,7 +146,7 @@ impl LayerCache {
     ///
     /// # Errors
     /// [`Error::Kernel`].
-    pub(crate) fn rest_idle_rows(&mut self) -> Result<()> {
+    pub(crate) fn rest_idle_rows(&mut self, tensors: &mut LayoutTensors) -> Result<()> {
         let heads = self.layout.kv_heads();
         let Some(arena) = &self.layout.arena else { return Ok(()) };
         let blocks = arena.blocks.iter().enumerate();
@@ -142,53 +159,58 @@ impl LayerCache {
         for range in idle.into_iter().flat_map(|row| row * heads..(row + 1) * heads) {
             self.layout.lengths_mut()[range] = 0;
         }
-        self.write_ranges()
+        self.write_ranges(tensors)
     }
 
-    /// Moves all blocks to the beginning of the pool; returns the first slot behind them.
-    fn close_gaps(&mut self) -> Result<usize> {
+    /// Makes a gap of at least `slots` slots, which are free in smaller gaps: moves the blocks
+    /// between some of these towards the beginning of the pool, as few slots as possible. Returns
+    /// the gap's first slot.
+    fn make_gap(&mut self, slots: usize, tensors: &mut LayoutTensors) -> Result<usize> {
         let heads = self.layout.kv_heads();
         let Some(arena) = &self.layout.arena else { return Ok(0) };
-        let mut taken: Vec<(usize, Range<usize>)> = arena
-            .blocks
-            .iter()
-            .enumerate()
-            .filter_map(|(row, block)| Some((row, block.clone()?)))
-            .collect();
-        taken.sort_by_key(|(_, block)| block.start);
-        let mut end = 0;
-        for (row, block) in taken {
-            let moved = end..end + block.len();
-            end = moved.end;
-            if moved.start == block.start {
+        let (mut end, moved) = arena.cheapest_gap(slots);
+        for (row, block) in moved {
+            let goes_to = end..end + block.len();
+            end = goes_to.end;
+            if goes_to.start == block.start {
                 continue;
             }
             let ranges = row * heads..(row + 1) * heads;
-            let live = |cache: &Self| {
-                cache.upload(ranges.clone().flat_map(|range| cache.layout.live(range)))
-            };
-            // A copy: a block may overlap with where it goes.
-            let rows = self.read_slots(&live(self));
-            for range in ranges.clone() {
-                let offset = self.layout.offsets()[range] - block.start + moved.start;
+            let lengths = &self.layout.lengths()[ranges.clone()];
+            let most = lengths.iter().copied().max().unwrap_or_default();
+            let old = self.layout.offsets()[ranges.clone()].to_vec();
+            let new: Vec<usize> =
+                old.iter().map(|offset| offset - block.start + goes_to.start).collect();
+            if most > 0 {
+                let [of, to] = tensors.lists([&old, lengths, &new].concat(), || {
+                    let columns = || columns(heads, most, &self.options.device);
+                    let counts = self.upload(lengths.iter().copied());
+                    let upload = |firsts: &[usize]| self.upload(firsts.iter().copied());
+                    let of = listed(columns(), upload(&old), counts.clone());
+                    let to = listed(columns(), upload(&new), counts);
+                    Ok([of.clamp_min(0).flatten(0, 1), to.flatten(0, 1)])
+                })?;
+                // A copy: a block may overlap with where it goes.
+                let rows = self.read_slots(&of);
+                self.write_slots(&to, rows)?;
+            }
+            for (range, offset) in ranges.zip(new) {
                 let (capacity, length) =
                     (self.layout.capacities()[range], self.layout.lengths()[range]);
                 self.layout.set_range(range, offset, capacity, length);
             }
-            let slots = live(self);
-            if slots.dims()[0] > 0 {
-                self.write_slots(&slots, rows)?;
-            }
             if let Some(arena) = &mut self.layout.arena {
-                arena.blocks[row] = Some(moved);
+                arena.blocks[row] = Some(goes_to);
             }
         }
         Ok(end)
     }
 
     /// Writes the host's offsets and lengths into the tensors that steps read.
-    pub(super) fn write_ranges(&mut self) -> Result<()> {
-        let SlotRanges { offsets, lengths } = self.layout.to_device(&self.options.device);
+    pub(super) fn write_ranges(&mut self, tensors: &mut LayoutTensors) -> Result<()> {
+        let device = &self.options.device;
+        let SlotRanges { offsets, lengths } =
+            tensors.ranges(&self.layout, || self.layout.to_device(device));
         assign_ints(&mut self.ranges.offsets, offsets)?;
         Ok(assign_ints(&mut self.ranges.lengths, lengths)?)
     }
@@ -204,6 +226,38 @@ impl ArenaLayout {
             taken.iter().map(|block| block.start).chain([self.slots - LayerCache::SCRATCH]);
         let gaps = ends.zip(starts).filter(|(end, start)| end + slots <= *start);
         gaps.min_by_key(|(end, start)| start - end).map(|(end, _)| end)
+    }
+
+    /// How to make a gap of at least `slots` slots, which are free: the slot from which on blocks
+    /// are to follow each other, and these blocks with their rows, in the order of the pool. Of all
+    /// neighbouring blocks whose gaps together suffice, the ones with the fewest slots.
+    fn cheapest_gap(&self, slots: usize) -> (usize, Vec<(usize, Range<usize>)>) {
+        let mut taken: Vec<(usize, Range<usize>)> = (0..)
+            .zip(&self.blocks)
+            .filter_map(|(row, block)| Some((row, block.clone()?)))
+            .collect();
+        taken.sort_by_key(|(_, block)| block.start);
+        let end = self.slots - LayerCache::SCRATCH;
+        let before = |at: usize| if at == 0 { 0 } else { taken[at - 1].1.end };
+        let after = |at: usize| taken.get(at).map_or(end, |(_, block)| block.start);
+        let (mut cheapest, mut first) = (None, 0);
+        let mut moved = 0;
+        // The blocks `first..=last` are moved: a window that slides over the pool.
+        for last in 0..taken.len() {
+            moved += taken[last].1.len();
+            while after(last + 1) - before(first) >= moved + slots {
+                if cheapest.as_ref().is_none_or(|(least, _)| moved < *least) {
+                    cheapest = Some((moved, first..last + 1));
+                }
+                if first == last {
+                    break;
+                }
+                moved -= taken[first].1.len();
+                first += 1;
+            }
+        }
+        let window = cheapest.map_or(0..taken.len(), |(_, window)| window);
+        (before(window.start), taken[window].to_vec())
     }
 }
 
@@ -268,13 +322,28 @@ mod tests {
     }
 
     #[test]
+    fn the_fewest_slots_are_moved_for_a_gap() {
+        // Gaps of 2, 3, 4 and 1 slots around blocks of 20, 5 and 6, which rows 2, 0 and 3 have.
+        let layout = ArenaLayout {
+            slots: 41 + LayerCache::SCRATCH,
+            most: 20,
+            blocks: vec![Some(25..30), None, Some(2..22), Some(34..40)],
+        };
+        assert_eq!(layout.cheapest_gap(7), (22, vec![(0, 25..30)]));
+        assert_eq!(layout.cheapest_gap(8), (22, vec![(0, 25..30), (3, 34..40)]));
+        assert_eq!(layout.cheapest_gap(9), (0, vec![(2, 2..22), (0, 25..30)]));
+        let all = vec![(2, 2..22), (0, 25..30), (3, 34..40)];
+        assert_eq!(layout.cheapest_gap(10), (0, all));
+    }
+
+    #[test]
     fn idle_rows_never_run_out_of_room() {
         let device = Device::flex();
         let options = CacheOptions::new(&device, DType::F32);
         let mut arena = LayerCache::arena([2, 2, 8], 300, 150, options);
         arena.place_row(1, &sequence(&device, 3), &[140, 140]).unwrap();
         for step in 0..2 * LayerCache::SCRATCH + 5 {
-            arena.rest_idle_rows().unwrap();
+            arena.rest_idle_rows(&mut LayoutTensors::default()).unwrap();
             let of = || Tensor::<3>::ones([2, 2, 8], (&device, DType::F32));
             let position = Tensor::<1, Int>::full([2], step as i64, (&device, DType::I32));
             arena.append(of(), of(), position).unwrap();

@@ -1,7 +1,7 @@
 //! Rows of a batch that are overwritten in place by another sequence, so that recorded steps stay
 //! valid.
 
-use super::expect_shape;
+use super::{LayoutTensors, expect_shape};
 use crate::layer::state::StoredState;
 use crate::tensors::{columns, listed};
 use crate::{Error, LayerCache, Result};
@@ -20,20 +20,29 @@ impl LayerCache {
     /// Copies the slots of the one sequence of `from` to the beginning of a row's ranges, whose
     /// lengths say how many slots there are. The lists of slots are made on the device: the host
     /// would upload an index a slot.
-    pub(super) fn copy_sequence(&mut self, row: usize, from: &Self) -> Result<()> {
+    pub(super) fn copy_sequence(
+        &mut self,
+        row: usize,
+        from: &Self,
+        tensors: &mut LayoutTensors,
+    ) -> Result<()> {
         let heads = self.layout.kv_heads();
-        let lengths = &self.layout.lengths()[row * heads..(row + 1) * heads];
+        let ranges = row * heads..(row + 1) * heads;
+        let lengths = &self.layout.lengths()[ranges.clone()];
         if lengths.iter().all(|&length| length == 0) {
             return Ok(());
         }
-        let of = from.first_slots(lengths)?;
-        let firsts = self.ranges.offsets.clone().slice([row..row + 1, 0..heads]).reshape([heads]);
-        let counts = self.upload(lengths.iter().copied());
-        let [_, most] = of.dims();
-        let columns = columns(heads, most, &self.options.device);
-        let to = listed(columns, firsts, counts);
-        // Tracks are read at every index of the list.
-        self.copy_from(from, &of.clamp_min(0).flatten(0, 1), &to.flatten(0, 1))
+        let key = [from.layout.offsets(), lengths, &self.layout.offsets()[ranges]].concat();
+        let [of, to] = tensors.lists(key, || {
+            let of = from.first_slots(lengths)?;
+            let firsts = self.ranges.offsets.clone().slice([row..row + 1, 0..heads]);
+            let counts = self.upload(lengths.iter().copied());
+            let columns = columns(heads, of.dims()[1], &self.options.device);
+            let to = listed(columns, firsts.reshape([heads]), counts);
+            // Tracks are read at every index of the list.
+            Ok([of.clamp_min(0).flatten(0, 1), to.flatten(0, 1)])
+        })?;
+        self.copy_from(from, &of, &to)
     }
 
     /// Refuses a sequence whose states or limits differ in kind.
@@ -72,6 +81,16 @@ impl LayerCache {
     /// kind, and states that cannot be replaced; [`Error::CapacityExhausted`] for a longer sequence
     /// than the row has room for; [`Error::Shape`]. After an error the row holds no sequence.
     pub fn replace_row(&mut self, row: usize, from: &Self) -> Result<()> {
+        self.replace_row_by(row, from, &mut LayoutTensors::default())
+    }
+
+    /// [`Self::replace_row`] with tensors that layers share.
+    pub(crate) fn replace_row_by(
+        &mut self,
+        row: usize,
+        from: &Self,
+        tensors: &mut LayoutTensors,
+    ) -> Result<()> {
         let (heads, batch) = (self.layout.kv_heads(), self.layout.batch());
         let invalid = |reason: String| Error::InvalidPlan { what: "row", reason };
         if row >= batch {
@@ -83,8 +102,8 @@ impl LayerCache {
         lengths[ranges.clone()].copy_from_slice(from.layout.lengths());
         self.check_room(&lengths)?;
         self.layout.lengths_mut().copy_from_slice(&lengths);
-        self.write_ranges()?;
-        self.copy_sequence(row, from)?;
+        self.write_ranges(tensors)?;
+        self.copy_sequence(row, from, tensors)?;
         if let (Some(own), Some(other)) = (&mut self.limits, &from.limits) {
             own[ranges].copy_from_slice(other);
         }

@@ -212,6 +212,12 @@ impl<'a> Contexts<'a> {
         Some((context.tokens.len(), kept))
     }
 
+    /// How many tokens each document has.
+    pub(super) fn lengths(&self) -> BTreeMap<String, usize> {
+        let all = self.all.iter();
+        all.map(|(name, context)| (name.clone(), context.tokens.len())).collect()
+    }
+
     /// All contexts.
     pub(super) fn list(&self) -> Vec<ContextInfo> {
         self.all.iter().map(|(name, context)| context.info(name)).collect()

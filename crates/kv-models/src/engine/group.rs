@@ -12,6 +12,7 @@ use serde_json::json;
 use super::EngineOptions;
 use super::job::{Held, JobError, JobId};
 use super::load::{JobLoad, Totals};
+use super::places::{Offer, OfferKind};
 use super::row::{Decision, Failed, Row};
 use super::script::Script;
 use crate::{ArenaKind, Decoder, Finish, Model, ModelError, Sampling, Session, StepCounts};
@@ -136,24 +137,24 @@ impl<'a> Group<'a> {
         !self.is_alone && self.decoder.accepts(one)
     }
 
-    /// Whether the group is an arena that a job may join which needs `slots` slots of every layer.
-    pub(super) fn has_arena_room(&self, slots: usize) -> bool {
-        let layers = &self.decoder.session().cache().layers;
-        self.rows.iter().any(Option::is_none)
-            && layers.iter().all(|layer| layer.is_arena() && layer.free_in_arena() >= slots)
+    /// The places that the group has for other jobs.
+    pub(super) fn offer(&self) -> Offer {
+        let session = self.decoder.session();
+        let kind = if self.is_alone {
+            OfferKind::Alone
+        } else if self.is_arena() {
+            let layers = session.cache().layers.iter();
+            OfferKind::Arena { slots: layers.map(LayerCache::free_in_arena).min().unwrap_or(0) }
+        } else {
+            OfferKind::Own { policy: session.policy().config() }
+        };
+        let rows = self.rows.iter().filter(|row| row.is_none()).count();
+        Offer { kind, rows, is_idle: self.is_idle() }
     }
 
     /// Whether the group is an arena.
     pub(super) fn is_arena(&self) -> bool {
         self.decoder.session().cache().layers.iter().all(LayerCache::is_arena)
-    }
-
-    /// Whether the group is one of this policy's own, with a free row.
-    pub(super) fn takes(&self, policy: &dyn Policy) -> bool {
-        !self.is_arena()
-            && !self.is_alone
-            && self.rows.iter().any(Option::is_none)
-            && self.decoder.session().policy().config() == policy.config()
     }
 
     /// Gives a sequence a row; gives the job back where there is none, or no room.

@@ -16,6 +16,7 @@ mod group;
 mod job;
 mod load;
 mod pace;
+mod places;
 mod prefixes;
 mod repeated;
 mod row;
@@ -23,6 +24,7 @@ mod script;
 mod start;
 mod worker;
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -128,6 +130,8 @@ struct State {
     waiting: AtomicUsize,
     /// Slots that a head of a job can have in an arena.
     most_slots: AtomicUsize,
+    /// The tokens of each context.
+    contexts: Mutex<BTreeMap<String, usize>>,
     /// Jobs that found no place in the queue.
     turned_away: AtomicU64,
     /// Whether the thread takes no more commands.
@@ -138,6 +142,10 @@ struct State {
 }
 
 impl State {
+    fn note_contexts(&self, contexts: BTreeMap<String, usize>) {
+        *self.contexts.lock().unwrap_or_else(PoisonError::into_inner) = contexts;
+    }
+
     fn note_turn(&self) {
         *self.turn.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
@@ -354,6 +362,13 @@ impl Engine {
     /// [`JobError::Stopped`].
     pub fn contexts(&self) -> std::result::Result<Vec<ContextInfo>, JobError> {
         self.ask(Command::Contexts)
+    }
+
+    /// The tokens of a context's document; `None` where there is no context of this name. Does not
+    /// wait for the engine.
+    pub fn context_tokens(&self, name: &str) -> Option<usize> {
+        let contexts = self.shared.state.contexts.lock();
+        contexts.unwrap_or_else(PoisonError::into_inner).get(name).copied()
     }
 
     /// Drops a context, and its file. Jobs that have started on it go on.

@@ -11,6 +11,7 @@ use kv_policies::{LayerContext, Policy};
 use super::context::ContextInfo;
 use super::group::held_in;
 use super::job::{Job, JobError, JobId, Started, Update};
+use super::places::Place;
 use super::prefixes::Prefixes;
 use super::row::{Decision, Failed, Row, Updates};
 use super::script::Script;
@@ -110,6 +111,8 @@ pub(super) struct Starting<'a> {
     pub(super) cached: usize,
     /// Tokens that were computed, once for each layer.
     pub(super) computed: usize,
+    /// The place that its sequence will take.
+    pub(super) place: Option<Place>,
 }
 
 enum Stage<'a> {
@@ -163,7 +166,7 @@ impl<'a> Starting<'a> {
                 let kept = keeps && whole <= prefixes.limit();
                 let run = if kept { run.keep_whole() } else { run };
                 let stage = Stage::Prefill(Box::new(run));
-                Ok(Self { waiting, begun: Instant::now(), stage, cached, computed: 0 })
+                Ok(Self { waiting, begun: Instant::now(), stage, cached, computed: 0, place: None })
             }
             Err(error) => Err(Box::new((error.into(), waiting))),
         }
@@ -180,13 +183,13 @@ impl<'a> Starting<'a> {
     /// Begins behind a copy of a compressed context.
     pub(super) fn question(session: Session<'a>, waiting: Waiting) -> Self {
         let stage = Stage::Question(Box::new(session), 0);
-        Self { waiting, begun: Instant::now(), stage, cached: 0, computed: 0 }
+        Self { waiting, begun: Instant::now(), stage, cached: 0, computed: 0, place: None }
     }
 
     /// Begins with a copy of the compressed prompt of another job.
     pub(super) fn copy(session: Session<'a>, waiting: Waiting) -> Self {
         let (stage, cached) = (Stage::Copy(Box::new(session)), waiting.length());
-        Self { waiting, begun: Instant::now(), stage, cached, computed: 0 }
+        Self { waiting, begun: Instant::now(), stage, cached, computed: 0, place: None }
     }
 
     /// Tokens of the prompt or of the question.

@@ -22,6 +22,7 @@ use super::group::{Group, arena_slots};
 use super::job::{Ended, Held, Job, JobError, JobId, Started, Update};
 use super::load::{JobLoad, Load, Totals};
 use super::pace::Pace;
+use super::places::{Offer, Place};
 use super::prefixes::Prefixes;
 use super::repeated::Repeated;
 use super::row::{Failed, Updates};
@@ -117,9 +118,11 @@ pub(super) struct Worker<'a> {
     script: Script,
 }
 
-/// A job that waits for a row, and since when.
+/// A job that takes its place, and since when it waits for it: a place that was claimed for it may
+/// turn out to be too small.
 struct Parked<'a> {
     ready: Box<Ready<'a>>,
+    place: Option<Place>,
     since: Instant,
 }
 
@@ -151,6 +154,7 @@ impl<'a> Worker<'a> {
             }
         }
         contexts.keep_only(&shared);
+        state.note_contexts(contexts.lengths());
         let heads = model.config().num_kv_heads.max(1);
         let most_slots = arena_slots(model, ArenaKind::default(), &options) / heads;
         state.most_slots.store(most_slots, Ordering::Release);
@@ -190,7 +194,9 @@ impl<'a> Worker<'a> {
             let began = Instant::now();
             let steps = self.groups.iter().any(|group| !group.is_idle());
             let prompts = self.prefill(steps)?;
+            let prefilled = began.elapsed();
             self.join();
+            let joined = began.elapsed();
             for group in &mut self.groups {
                 if !group.is_idle() {
                     group.step(self.model, &self.script, &mut self.totals)?;
@@ -198,6 +204,13 @@ impl<'a> Worker<'a> {
             }
             if steps {
                 self.pace.note(prompts, began.elapsed());
+                tracing::debug!(
+                    "a turn: {prefilled:?} for {prompts} tokens of layers, {:?} for rows that \
+                     joined, {:?} for steps of {} rows",
+                    joined - prefilled,
+                    began.elapsed() - joined,
+                    self.groups.iter().map(Group::running).sum::<usize>(),
+                );
             }
             self.groups.retain(|group| !group.is_over());
             self.publish();
@@ -291,7 +304,9 @@ impl<'a> Worker<'a> {
             Command::Forget { name, reply } => {
                 let may = self.contexts.may_forget(&name);
                 let may = self.on_all(may, || format!("delete context `{name}`"))?;
-                drop(reply.send(may.and_then(|()| self.contexts.forget(&name))));
+                let forgotten = may.and_then(|()| self.contexts.forget(&name));
+                self.state.note_contexts(self.contexts.lengths());
+                drop(reply.send(forgotten));
             }
             Command::Save { name, reply } => {
                 let saved = self.contexts.save(&name);
@@ -403,8 +418,10 @@ impl<'a> Worker<'a> {
         let next = self.script.choose(|| self.next())?;
         let Some(waiting) = next.and_then(|at| self.queue.remove(at)) else { return Ok(()) };
         self.state.waiting.fetch_sub(1, Ordering::AcqRel);
+        let place = self.place(&waiting);
         match self.begin(waiting) {
             Ok(mut starting) => {
+                starting.place = place;
                 starting.computed = self.starting.first().map_or(0, |first| first.computed);
                 self.starting.push(starting);
             }
@@ -426,11 +443,19 @@ impl<'a> Worker<'a> {
         }
         // A prompt that is under way is passed by much shorter ones alone.
         let longest = self.starting.first().map_or(usize::MAX, |first| first.length() / SHORTER);
+        let starting = self.starting.iter().map(|own| own.place.as_ref());
+        let claims = starting.chain(self.ready.iter().map(|own| own.place.as_ref()));
+        let claims: Vec<&Place> = claims.flatten().collect();
+        let offers: Vec<Offer> = self.groups.iter().map(Group::offer).collect();
+        let most = self.options.groups.max(1);
+        let has_room = |waiting: &Waiting| {
+            self.place(waiting).is_none_or(|place| place.is_free(&claims, &offers, most))
+        };
         for (at, waiting) in self.queue.iter().enumerate() {
             if waiting.length() > longest {
                 continue;
             }
-            if self.has_room(waiting) {
+            if has_room(waiting) {
                 return Some(at);
             }
             // Nobody overtakes a job that has waited for long.
@@ -463,27 +488,14 @@ impl<'a> Worker<'a> {
         Starting::prefill(self.model, waiting, &mut self.prefixes)
     }
 
-    /// Whether a prompt's sequence will find a row and slots.
-    fn has_room(&self, waiting: &Waiting) -> bool {
-        let Waiting::Job { job, .. } = waiting else { return true };
+    /// The place that a job's sequence will take; `None` for documents.
+    fn place(&self, waiting: &Waiting) -> Option<Place> {
+        let Waiting::Job { job, .. } = waiting else { return None };
         let kept = job.context.as_deref().and_then(|name| self.contexts.kept(name));
-        let is_free = self.groups.len() < self.options.groups.max(1)
-            || self.groups.iter().any(Group::is_idle);
-        match waiting.arena_slots(self.model, kept) {
-            Some(slots) => {
-                let mut arenas = self.groups.iter().filter(|group| group.is_arena()).peekable();
-                match arenas.peek() {
-                    // A group without jobs may make room for an arena of another kind or size.
-                    Some(_) => {
-                        arenas.any(|arena| arena.has_arena_room(slots))
-                            || self.groups.iter().any(Group::is_idle)
-                    }
-                    None => is_free,
-                }
-            }
-            // Its size is known once it is compressed.
-            None => is_free || self.groups.iter().any(|group| group.takes(&*job.policy)),
-        }
+        Some(match waiting.arena_slots(self.model, kept) {
+            Some(slots) => Place::Arena { slots },
+            None => Place::Own { policy: job.policy.config() },
+        })
     }
 
     /// Computes some layers of the prompts that are on their way, in turns, or all layers where
@@ -528,7 +540,8 @@ impl<'a> Worker<'a> {
         if let Some(prefix) = starting.take_prefix() {
             self.prefixes.keep(prefix);
         }
-        let shared = starting.cached;
+        let (shared, began) = (starting.cached, Instant::now());
+        let place = starting.place.take();
         let (waiting, session, prefill) = match starting.finish() {
             Ok(finished) => finished,
             Err(failed) => {
@@ -542,7 +555,9 @@ impl<'a> Worker<'a> {
             Waiting::Context { name, tokens, reply, .. } => {
                 self.totals.prompt_tokens += (tokens.len() - shared) as u64;
                 self.totals.cached_tokens += shared as u64;
-                drop(reply.send(self.contexts.insert(&name, tokens, session)));
+                let inserted = self.contexts.insert(&name, tokens, session);
+                self.state.note_contexts(self.contexts.lengths());
+                drop(reply.send(inserted));
             }
             Waiting::Job { id, job, updates, since } => {
                 if !self.repeated.as_ref().is_some_and(|repeated| repeated.serves(&job))
@@ -550,6 +565,7 @@ impl<'a> Worker<'a> {
                 {
                     self.repeated = Some(new);
                 }
+                let finished = began.elapsed();
                 let own = job.request.tokens.len();
                 let cached = job.context.as_deref().and_then(|name| self.contexts.tokens(name));
                 let cached = cached.unwrap_or_default();
@@ -566,10 +582,12 @@ impl<'a> Worker<'a> {
                 let at = (self.model, &self.script);
                 match open(at, (id, job, updates), session, started, &history)? {
                     Opened::Ready(ready) => {
-                        self.ready.push(Parked { ready, since: Instant::now() });
+                        self.ready.push(Parked { ready, place, since: Instant::now() });
                     }
                     Opened::Ended(finish) => self.count_end(finish),
                 }
+                let drawn = began.elapsed() - finished;
+                tracing::debug!("a prompt: {finished:?} for its end, {drawn:?} for its token");
                 self.totals.new_tokens += 1;
             }
         }
@@ -587,9 +605,9 @@ impl<'a> Worker<'a> {
     /// Gives jobs that are ready a row, where one is free.
     fn join(&mut self) {
         for parked in std::mem::take(&mut self.ready) {
-            let Parked { ready, since } = parked;
+            let Parked { ready, place, since } = parked;
             if let Some(ready) = self.join_one(*ready) {
-                self.ready.push(Parked { ready: Box::new(ready), since });
+                self.ready.push(Parked { ready: Box::new(ready), place, since });
             }
         }
     }
@@ -728,11 +746,7 @@ fn jobs_of(queue: &VecDeque<Waiting>) -> impl Iterator<Item = &Job> {
 /// Bytes of keys, values and positions that a policy keeps of a document, as far as its budget
 /// tells before the document is computed.
 fn least_bytes(model: &Model, policy: &dyn Policy, tokens: usize) -> usize {
-    let kept = match policy.budget() {
-        Some(budget) => budget.resolve(tokens),
-        None if policy.name() == "full" => tokens,
-        None => 0,
-    };
+    let kept = policy.least_kept(tokens);
     let (config, dtype) = (model.config(), model.llama().dtype());
     let (layers, heads) = (config.num_layers, config.num_kv_heads);
     let slots = MemoryReport::full(kept, layers, heads, config.head_dim, dtype);

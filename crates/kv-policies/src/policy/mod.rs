@@ -219,6 +219,13 @@ pub trait Policy: Any + Debug + Send + Sync {
         tokens
     }
 
+    /// The fewest slots that the policy keeps of a prompt of `tokens` tokens, the mean over layers
+    /// and heads, as far as it is known before the prompt is computed; by default the budget. Those
+    /// who refuse prompts that cannot fit ask for it.
+    fn least_kept(&self, tokens: usize) -> usize {
+        self.budget().map_or(0, |budget| budget.resolve(tokens).min(tokens))
+    }
+
     /// What prefill must compute for [`Self::select`] and [`Self::init_cache`] beside keys and
     /// values.
     fn needs(&self) -> Needs {

@@ -93,6 +93,10 @@ impl Policy for Etf {
         idle("etf's frozen tokens", self.start, layers)
     }
 
+    fn least_kept(&self, tokens: usize) -> usize {
+        tokens
+    }
+
     fn frozen_tokens(&self, layer: LayerContext, tokens: usize) -> Option<FrozenTokens> {
         self.frozen(layer, tokens)
     }

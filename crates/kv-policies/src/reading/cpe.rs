@@ -70,6 +70,10 @@ impl Policy for Cpe {
         config
     }
 
+    fn least_kept(&self, tokens: usize) -> usize {
+        self.cis.least_kept(tokens)
+    }
+
     fn warnings(&self, layers: usize) -> Vec<String> {
         [self.psaw.warnings(layers), self.etf.warnings(layers)].concat()
     }

@@ -83,6 +83,11 @@ impl Policy for DoubleSparsity {
         Some(self.budget)
     }
 
+    /// Steps read a part of the prompt; all of it is kept.
+    fn least_kept(&self, tokens: usize) -> usize {
+        tokens
+    }
+
     fn needs(&self) -> Needs {
         Needs { window: self.window, ..Needs::default() }
     }

@@ -83,6 +83,11 @@ impl Policy for TopKOracle {
         Some(self.budget)
     }
 
+    /// Steps read a part of the prompt; all of it is kept.
+    fn least_kept(&self, tokens: usize) -> usize {
+        tokens
+    }
+
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
         self.alone()?.select(observation)
     }

@@ -93,10 +93,12 @@ pub(crate) async fn create(
         return Err(ApiError::unavailable("the server is shutting down"));
     }
     let new: NewContext = fields::parse(object)?;
-    let policy = app.settings.policies.choose(&new.kv.clone().unwrap_or_default())?;
+    let kv = new.kv.unwrap_or_default();
+    let policy = app.settings.policies.choose(&kv)?;
     let (own, text) = (Arc::clone(&app), (new.text, new.tokens));
     let begun = Instant::now();
     let tokens = reading(&app, begun, move || tokens_of(&own, text)).await?;
+    app.settings.policies.check_kept(&kv, &*policy, tokens.len())?;
     let left = app.settings.request_timeout.saturating_sub(begun.elapsed());
     let compress = move || Ok(app.engine.compress_within(&new.name, tokens, policy, left)?);
     let info = blocking(compress).await?;

@@ -21,6 +21,7 @@ use axum::http::{HeaderValue, Method, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Router, middleware};
 use kv_models::Engine;
+use prometheus_client::metrics::gauge::Gauge;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowHeaders, AllowOrigin, Any as AnyOrigin, CorsLayer};
 use utoipa::OpenApi;
@@ -66,7 +67,7 @@ use crate::page;
 /// # }
 /// ```
 pub fn router(engine: Engine, settings: Settings) -> Router {
-    routes_of(Arc::new(App::new(engine, settings)))
+    routes_of(Arc::new(App::new(engine, settings, Gauge::default())))
 }
 
 /// The routes of an app that others hold too.
@@ -223,7 +224,8 @@ mod tests {
             client_timeout: Duration::from_secs(5),
             drain_timeout: Duration::from_secs(5),
         };
-        App::new(Engine::start(load, EngineOptions::default()).unwrap(), settings)
+        let engine = Engine::start(load, EngineOptions::default()).unwrap();
+        App::new(engine, settings, Gauge::default())
     }
 
     #[tokio::test]

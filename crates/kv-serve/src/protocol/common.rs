@@ -178,12 +178,14 @@ impl Common {
         let seed = self.seed.map_or_else(rand::random, |seed| seed as u64);
         let mut jobs = Vec::with_capacity(count);
         for tokens in &parts.prompts {
-            // Behind a context, its own policy counts.
-            let room = match context {
-                None => app.engine.room_behind(tokens.len(), &*policy),
-                Some(_) => None,
+            app.settings.policies.check_kept(&kv, &*policy, tokens.len())?;
+            // Behind a context, its own policy counts. One that is not there is the engine's to
+            // refuse.
+            let (before, room) = match context {
+                None => (0, app.engine.room_behind(tokens.len(), &*policy)),
+                Some(name) => (app.engine.context_tokens(name).unwrap_or(0), None),
             };
-            let new_tokens = self.new_tokens(app, tokens.len(), &parts, room)?;
+            let new_tokens = self.new_tokens(app, [before, tokens.len()], &parts, room)?;
             for choice in 0..choices {
                 let request = Request {
                     tokens: tokens.clone(),
@@ -205,21 +207,24 @@ impl Common {
         Ok(Prepared { jobs, choices, stream, include_usage: include_usage.unwrap_or(false) })
     }
 
-    /// The number of new tokens. Where a request names none, there are at most as many as the cache
-    /// has room for.
+    /// The number of new tokens behind the tokens of a context and of a prompt. Where a request
+    /// names none, there are at most as many as the cache has room for.
     fn new_tokens(
         &self,
         app: &App,
-        prompt: usize,
+        [context, prompt]: [usize; 2],
         parts: &Parts,
         room: Option<usize>,
     ) -> Result<usize> {
         let (most, positions) = (app.settings.max_tokens, app.positions());
         let param = parts.tokens_param;
-        let left = positions.saturating_sub(prompt);
+        let left = positions.saturating_sub(context + prompt);
+        let tokens = match context {
+            0 => format!("{prompt} tokens of the prompt"),
+            _ => format!("{context} tokens of the context, {prompt} of the prompt"),
+        };
         if left == 0 {
-            let message =
-                format!("the prompt has {prompt} tokens, the model {positions} positions");
+            let message = format!("{tokens} do not fit into the model's {positions} positions");
             return Err(ApiError::too_long(parts.param, message));
         }
         match self.max_tokens {
@@ -230,8 +235,8 @@ impl Common {
             }
             Some(count) if count > left => {
                 let message = format!(
-                    "{prompt} tokens of the prompt and {count} new ones do not fit into the \
-                     model's {positions} positions"
+                    "{tokens} and {count} new ones do not fit into the model's {positions} \
+                     positions"
                 );
                 Err(ApiError::too_long(param, message))
             }

@@ -5,10 +5,11 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use kv_models::EngineOptions;
-use kv_serve::Settings;
+use kv_serve::{Settings, listen, serve};
 use serde_json::{Value, json};
+use tokio::sync::oneshot;
 
-use super::support::{bound, chat, idle, send, settings};
+use super::support::{ask, bound, chat, engine, idle, send, settings};
 
 fn long(stream: bool) -> Value {
     chat("The sea", json!({"max_tokens": 1000, "ignore_eos": true, "stream": stream}))
@@ -103,6 +104,65 @@ async fn an_end_lets_running_requests_finish() {
     assert!(text.await.unwrap().contains("finish_reason\":\"length\""));
     server.served.await.unwrap().unwrap();
     assert!(TcpStream::connect(server.address).is_err());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_are_refused_while_running_ones_end() {
+    let server = bound(EngineOptions::default(), settings()).await;
+    let mut running = send(server.address, &long(true));
+    let begun = Instant::now();
+    while server.engine.load().running == 0 {
+        assert!(begun.elapsed() < Duration::from_secs(30));
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    server.end.send(()).unwrap();
+    let address = server.address;
+    let answers = tokio::task::spawn_blocking(move || {
+        // The end comes to the server, and to its engine, a little later.
+        while ask(address, "/ready").0 == 200 {
+            assert!(begun.elapsed() < Duration::from_secs(30));
+        }
+        let ready = ask(address, "/ready");
+        let mut text = String::new();
+        send(address, &long(false)).read_to_string(&mut text).unwrap();
+        running.read_to_string(&mut String::new()).unwrap();
+        (ready, text)
+    });
+    let (ready, text) = answers.await.unwrap();
+    assert!(ready.0 == 503 && ready.1.contains("\"unavailable\""), "{ready:?}");
+    assert!(text.starts_with("HTTP/1.1 503") && text.contains("shutting down"), "{text}");
+    server.served.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_are_refused_until_the_model_is_loaded() {
+    let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = listener.local_addr().unwrap();
+    let (load, loading) = oneshot::channel();
+    let (end, ended) = oneshot::channel::<()>();
+    let loading = async { Ok(loading.await?) };
+    let until = async {
+        let _ = ended.await;
+    };
+    let served = tokio::spawn(serve(listener, loading, settings(), until));
+    let early = tokio::task::spawn_blocking(move || {
+        ["/health", "/ready", "/v1/models"].map(|path| ask(address, path))
+    });
+    for (status, text) in early.await.unwrap() {
+        assert!(status == 503 && text.contains("the model is being loaded"), "{status} {text}");
+    }
+    assert!(load.send(engine(EngineOptions::default())).is_ok());
+    let ready = tokio::task::spawn_blocking(move || {
+        let begun = Instant::now();
+        while ask(address, "/ready").0 != 200 {
+            assert!(begun.elapsed() < Duration::from_secs(30));
+        }
+        ask(address, "/v1/models")
+    });
+    let (status, text) = ready.await.unwrap();
+    assert!(status == 200 && text.contains("needle-1m"), "{status} {text}");
+    end.send(()).unwrap();
+    served.await.unwrap().unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,8 +8,8 @@ use kv_serve::router;
 use serde_json::{Value, json};
 
 use super::support::{
-    CHAT, NUMBER, bad, chat, delete, engine, error_of, get, good, json_of, post, question, request,
-    server, settings, text,
+    CHAT, NUMBER, TEXT, bad, chat, delete, engine, error_of, get, good, json_of, post, question,
+    request, server, settings, text,
 };
 
 #[tokio::test]
@@ -189,6 +189,32 @@ async fn contexts_without_room_are_refused_before_they_are_computed() {
     }
     let totals = engine.load().totals;
     assert_eq!(totals.prompt_tokens, answer["tokens"].as_u64().unwrap(), "{totals:?}");
+}
+
+#[tokio::test]
+async fn new_tokens_fit_behind_a_context() {
+    let server = router(engine(EngineOptions::default()), settings());
+    let tokens: Vec<u32> = (0..2000).map(|at| 3 + at % 50).collect();
+    let cache = json!({"policy": "keydiff", "decode": false, "budget": 64});
+    let new = json!({"name": "long", "tokens": tokens, "kv": cache});
+    assert_eq!(post(&server, "/v1/kv/contexts", new).await.0, StatusCode::CREATED);
+    let ask = |more: Value| {
+        let mut body = json!({"prompt": [7, 8, 9], "ignore_eos": true, "kv": {"context": "long"}});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let error = bad(&server, TEXT, ask(json!({"max_tokens": 46})), 400).await;
+    assert_eq!(error["code"], "context_length_exceeded");
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("2000 tokens of the context, 3 of the prompt and 46"), "{message}");
+    let answer = good(&server, TEXT, ask(json!({"max_tokens": 45}))).await;
+    assert_eq!(answer["usage"]["completion_tokens"], 45);
+    let whole = json!({"prompt": vec![5; 48], "kv": {"context": "long"}});
+    let error = bad(&server, TEXT, whole, 400).await;
+    let expected = (&json!("prompt"), &json!("context_length_exceeded"));
+    assert_eq!((&error["param"], &error["code"]), expected);
+    delete(&server, "/v1/kv/contexts/long").await;
+    bad(&server, TEXT, ask(json!({"max_tokens": 46})), 404).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -180,3 +180,22 @@ async fn health_is_told() {
         assert_eq!((status.as_u16(), &answer["status"]), (200, &json!("ok")));
     }
 }
+
+#[tokio::test]
+async fn requests_keep_no_more_than_the_operator_lets_them() {
+    let policies = Policies::new("snapkv", Budget::Ratio(0.5), &[]).unwrap();
+    let policies = policies.at_most(Some(Budget::Ratio(0.25)));
+    let server = router(shared(), Settings { policies, ..settings() });
+    let ask =
+        |kv: Value| chat(&"The sea was calm. ".repeat(20), json!({"max_tokens": 2, "kv": kv}));
+    for kv in [json!({}), json!({"budget": 0.25}), json!({"policy": "h2o", "budget": 32})] {
+        good(&server, CHAT, ask(kv)).await;
+    }
+    for kv in [json!({"budget": 0.3}), json!({"policy": "full"}), json!({"policy": "quest"})] {
+        let error = bad(&server, CHAT, ask(kv), 400).await;
+        assert_eq!(error["param"], "kv.budget");
+        assert!(error["message"].as_str().unwrap().contains("lets requests keep"), "{error}");
+    }
+    let new = json!({"name": "all", "text": "The sea was calm.", "kv": {"policy": "full"}});
+    assert_eq!(bad(&server, "/v1/kv/contexts", new, 400).await["param"], "kv.budget");
+}

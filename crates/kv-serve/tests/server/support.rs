@@ -1,6 +1,6 @@
 //! A server within the test, and requests to it.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -170,12 +170,24 @@ pub(crate) async fn bound(options: EngineOptions, settings: Settings) -> Bound {
     let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = listener.local_addr().unwrap();
     let engine = engine(options);
+    let loaded = std::future::ready(Ok(engine.clone()));
     let (end, ended) = oneshot::channel();
     let until = async move {
         let _ = ended.await;
     };
-    let served = tokio::spawn(serve(listener, engine.clone(), settings, until));
+    let served = tokio::spawn(serve(listener, loaded, settings, until));
     Bound { address, engine, end, served }
+}
+
+/// The status and the text of the answer to a GET over a connection of its own.
+pub(crate) fn ask(address: SocketAddr, path: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let status = text.split(' ').nth(1).and_then(|status| status.parse().ok());
+    (status.unwrap_or_else(|| panic!("{text}")), text)
 }
 
 /// Sends a chat, whose answer is not read yet.

@@ -114,6 +114,11 @@ impl Policy for Psaw {
         idle("psaw's windows", self.start, layers)
     }
 
+    /// How many slots are freed depends on the number of layers.
+    fn least_kept(&self, tokens: usize) -> usize {
+        if self.free { 0 } else { tokens }
+    }
+
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
         let [batch, kv_heads, tokens, _] = observation.dims();
         let kept = self.kept(observation.layer, tokens);

@@ -90,6 +90,11 @@ impl Policy for Cis {
         Some(self.options.budget)
     }
 
+    /// Steps read a part of the prompt; all of it is kept.
+    fn least_kept(&self, tokens: usize) -> usize {
+        tokens
+    }
+
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
         self.options.parts(self.name, self.options.budget.behind(observation.tokens()))?;
         Ok(Plan::whole(observation))

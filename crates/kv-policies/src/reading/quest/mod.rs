@@ -186,6 +186,11 @@ impl Policy for Quest {
         Some(self.budget)
     }
 
+    /// Steps read a part of the prompt; all of it is kept.
+    fn least_kept(&self, tokens: usize) -> usize {
+        tokens
+    }
+
     /// One query, whose shape has the number of query heads.
     fn needs(&self) -> Needs {
         Needs { window: 1, ..Needs::default() }
