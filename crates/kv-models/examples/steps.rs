@@ -1,6 +1,7 @@
 //! Decodes one prompt by recorded steps, and again by steps whose kernels are launched one by one,
 //! on one device or on several GPUs. Says how fast both are, and whether they give equal logits,
-//! bit for bit, and equal tokens on all ranks.
+//! bit for bit, and equal tokens on all ranks. `--again` decodes each way twice, which shows
+//! whether a way equals itself.
 //!
 //! ```text
 //! cargo run --release -p kv-models --features cuda --example steps -- \
@@ -21,7 +22,8 @@ use kv_models::{Decoder, Model, Sampling, Session};
 use kv_parallel::{Ranks, Role};
 use kv_policies::{Policy, build, build_named};
 
-/// How many steps lie between two comparisons of logits.
+/// Logits are compared at each of the first steps, and later where so many steps lie between.
+const FIRST: usize = 32;
 const BETWEEN: usize = 100;
 
 /// Compare recorded steps with launched ones, and ranks with each other.
@@ -54,6 +56,9 @@ struct Args {
     /// Type of weights and cache; without it f32 on the CPU, the model's own elsewhere
     #[arg(long)]
     dtype: Option<Float>,
+    /// Decode each way twice
+    #[arg(long)]
+    again: bool,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -70,8 +75,8 @@ enum Float {
 struct Decoded {
     /// The tokens of each step.
     tokens: Vec<Vec<u32>>,
-    /// The bits of all sequences' logits, every [`BETWEEN`] steps and in the end.
-    logits: Vec<Vec<u32>>,
+    /// All sequences' logits behind some of the steps.
+    logits: Vec<(usize, Vec<f32>)>,
     /// Steps that were one launch of a recording.
     replayed: u64,
     /// The median time of a step, in milliseconds.
@@ -125,11 +130,17 @@ fn run(args: &Args, ranks: &Ranks) -> Result<()> {
     let decoder = || session.fork().decoder(&vec![Sampling::greedy(); args.batch]);
     let recorded = decode(decoder()?, args.steps)?;
     let launched = decode(decoder()?.without_recording(), args.steps)?;
-    let equals_launched = recorded.tokens == launched.tokens && recorded.logits == launched.logits;
-    let on_all = agree(ranks, equals_launched)?;
+    let mut differences = vec![("recorded and launched steps", recorded.difference(&launched))];
+    if args.again {
+        let again = decode(decoder()?, args.steps)?;
+        differences.push(("recorded steps, twice", recorded.difference(&again)));
+        let again = decode(decoder()?.without_recording(), args.steps)?;
+        differences.push(("launched steps, twice", launched.difference(&again)));
+    }
+    let is_equal = differences.iter().all(|(_, difference)| difference.is_none());
+    let on_all = agree(ranks, is_equal)?;
     let equals_first = agree(ranks, is_of_first(ranks, &recorded.tokens)?)?;
     if ranks.shard().is_first() {
-        let word = |equal: bool| if equal { "equal" } else { "NOT equal" };
         println!(
             "{} ranks, {} steps of {} sequences: {} of them recorded, {:.3} ms a step (median); \
              launched one by one {:.3} ms",
@@ -140,8 +151,14 @@ fn run(args: &Args, ranks: &Ranks) -> Result<()> {
             recorded.milliseconds,
             launched.milliseconds
         );
-        println!("tokens and logits of recorded and launched steps: {}", word(on_all));
-        println!("tokens of all ranks: {}", word(equals_first));
+        for (what, difference) in &differences {
+            let words = difference.as_deref().unwrap_or("equal tokens, and equal logits");
+            println!("{what}: {words}");
+        }
+        if is_equal && !on_all {
+            println!("another rank found a difference");
+        }
+        println!("tokens of all ranks: {}", if equals_first { "equal" } else { "NOT equal" });
     }
     if !(on_all && equals_first) {
         bail!("steps differ");
@@ -155,14 +172,36 @@ fn decode(mut decoder: Decoder<'_>, steps: usize) -> Result<Decoded> {
         let began = Instant::now();
         tokens.push(decoder.next_tokens()?);
         times.push(began.elapsed().as_secs_f64() * 1e3);
-        if step % BETWEEN == 0 || step == steps {
-            let now = decoder.session().read_logits()?;
-            logits.push(now.into_iter().flatten().map(f32::to_bits).collect());
+        if step <= FIRST || step % BETWEEN == 0 || step == steps {
+            let rows = decoder.session().read_logits()?;
+            logits.push((step, rows.into_iter().flatten().collect()));
         }
     }
     times.sort_by(f64::total_cmp);
     let milliseconds = times.get(times.len() / 2).copied().context("no steps")?;
     Ok(Decoded { tokens, logits, replayed: decoder.counts().replayed, milliseconds })
+}
+
+impl Decoded {
+    /// Where another run first differs, in words; `None` for equal tokens and equal bits of logits.
+    fn difference(&self, other: &Self) -> Option<String> {
+        let token = self.tokens.iter().zip(&other.tokens).position(|(own, other)| own != other);
+        let mut both = self.logits.iter().zip(&other.logits);
+        let logits = both.find_map(|((step, own), (_, other))| {
+            let mut pairs = own.iter().zip(other);
+            let differ = pairs.any(|(own, other)| own.to_bits() != other.to_bits());
+            let largest = || own.iter().zip(other).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            differ.then(|| format!("logits differ at step {step}, by up to {:e}", largest()))
+        });
+        let token = token.map(|at| format!("tokens differ at step {}", at + 1));
+        match (logits, token) {
+            (None, None) => None,
+            (logits, token) => {
+                let parts: Vec<String> = logits.into_iter().chain(token).collect();
+                Some(parts.join("; "))
+            }
+        }
+    }
 }
 
 /// Whether all ranks say yes.
