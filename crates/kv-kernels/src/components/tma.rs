@@ -57,6 +57,12 @@ pub(crate) fn init_barrier(barrier: u32, count: u32) {
 #[cube]
 pub(crate) fn publish_barriers() {
     gpu_asm!("fence.mbarrier_init.release.cluster;");
+    fence_copies();
+}
+
+/// Orders this unit's accesses to shared memory before copies that follow.
+#[cube]
+pub(crate) fn fence_copies() {
     gpu_asm!("fence.proxy.async.shared::cta;");
 }
 

@@ -22,7 +22,7 @@ use cubecl_cpp::cuda::ptx::generic_to_shared;
 
 use self::parts::{
     PlaneParts, ProductShape, Ring, Units, copy, load_matrices, products, read_ahead, squares_of,
-    store, weight_place, x_place,
+    store, wait_for_reads, weight_place, x_place,
 };
 use super::args::EpilogueConfig;
 use super::epilogue::ProductOutputs;
@@ -255,7 +255,7 @@ pub(super) fn skinny_kernel<E: Float>(
                         load_matrices(at + comptime!(((weight_tiles + tile) * TILE_BYTES) as u32));
                 }
             }
-            // All reads are under way, and end before the next tiles can arrive.
+            wait_for_reads(&w, &v, blueprint);
             sync_plane();
             if lane == 0 && copied < end {
                 copy::<E>(

