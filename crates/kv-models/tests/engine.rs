@@ -795,31 +795,41 @@ fn jobs_are_cancelled_wherever_they_are() {
     assert!(matches!(late, Err(JobError::Stopped { .. })), "{late:?}");
 }
 
-/// Of two jobs and one row, the second one has a much shorter prompt, and is done with it first.
+/// Of two jobs, the second one has a much shorter prompt, and is done with it first. There is one
+/// row for both, or slots for one of them.
 #[test]
 fn second_tokens_do_not_wait_for_a_row() {
-    let options = EngineOptions { rows: 1, groups: 1, ..small() };
-    let engine = engine(&cpu().device, options);
-    let prompts = [400, 40].map(|tokens| (0..tokens).map(|at| 3 + at % 60).collect::<Vec<u32>>());
-    let (sender, updates) = channel();
-    let jobs = prompts.iter().enumerate().map(|(at, tokens)| {
-        let (job, sender) = (job(&json!({"policy": "full"}), tokens, 40), sender.clone());
-        (job, move |update| sender.send((at, update)).is_ok())
-    });
-    engine.submit_all(jobs.collect()).unwrap();
-    drop(sender);
-    // Of each job: its tokens, and tokens of the other one between its first two.
-    let (mut tokens, mut between) = ([0, 0], [0, 0]);
-    for (at, update) in updates {
-        match update {
-            Update::Token { token: Some(_), .. } => {
-                tokens[at] += 1;
-                between[1 - at] += usize::from(tokens[1 - at] == 1);
-            }
-            Update::Failed(error) => panic!("{error}"),
-            _ => {}
+    // The arena's slots of needle-1m in f32: 2 KiB and 16 bytes for each of two heads, four layers.
+    let slot = 4 * 2 * (2 * 32 * 4 + 4);
+    for (rows, bytes, warmed) in [(1, 32 << 20, false), (1, 32 << 20, true), (4, 500 * slot, true)]
+    {
+        let options = EngineOptions { rows, groups: 1, bytes, ..EngineOptions::default() };
+        let engine = engine(&cpu().device, options);
+        let prompt = |tokens| (0..tokens).map(|at| 3 + at % 60).collect::<Vec<u32>>();
+        let full = json!({"policy": "full"});
+        if warmed {
+            assert_eq!(run_job(&engine, job(&full, &prompt(30), 5)).tokens.len(), 5);
         }
+        let (sender, updates) = channel();
+        let jobs = [400, 40].into_iter().enumerate().map(|(at, tokens)| {
+            let (job, sender) = (job(&full, &prompt(tokens), 40), sender.clone());
+            (job, move |update| sender.send((at, update)).is_ok())
+        });
+        engine.submit_all(jobs.collect()).unwrap();
+        drop(sender);
+        // Of each job: its tokens, and tokens of the other one between its first two.
+        let (mut tokens, mut between) = ([0, 0], [0, 0]);
+        for (at, update) in updates {
+            match update {
+                Update::Token { token: Some(_), .. } => {
+                    tokens[at] += 1;
+                    between[1 - at] += usize::from(tokens[1 - at] == 1);
+                }
+                Update::Failed(error) => panic!("{error}"),
+                _ => {}
+            }
+        }
+        assert_eq!(tokens, [40, 40]);
+        assert_eq!(between, [0, 0], "{rows} rows: tokens of the other job between the first two");
     }
-    assert_eq!(tokens, [40, 40]);
-    assert_eq!(between, [0, 0], "tokens of the other job between the first two");
 }

@@ -81,7 +81,12 @@ impl Policy for Combine {
     }
 
     fn least_kept(&self, tokens: usize) -> usize {
-        self.prefill.least_kept(tokens)
+        let kept = self.prefill.least_kept(tokens);
+        match self.decode.capabilities().changes_decode {
+            // It may drop slots of the prompt before the first step.
+            true => kept.min(self.decode.least_kept(tokens)),
+            false => kept,
+        }
     }
 
     fn needs(&self) -> Needs {

@@ -229,7 +229,7 @@ impl From<JobError> for ApiError {
             JobError::NoContextFolder => Self::unsupported("name", message),
             JobError::Model(error) => error.into(),
             JobError::Shaper { .. } => Self::bad_request(message).code("grammar_failed"),
-            JobError::ShuttingDown => Self::unavailable(message),
+            JobError::ShuttingDown | JobError::Stopped { .. } => Self::unavailable(message),
             _ => Self::internal(message),
         }
     }

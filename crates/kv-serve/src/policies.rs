@@ -56,7 +56,8 @@ impl Policies {
         Ok(Self { default, budget, allowed: names, most: None })
     }
 
-    /// Requests that name a policy or a budget keep at most so much of their prompts.
+    /// Requests with a `kv` object of their own keep at most so much of their prompts, or what the
+    /// default policy keeps.
     pub fn at_most(self, most: Option<Budget>) -> Self {
         Self { most, ..self }
     }
@@ -72,15 +73,22 @@ impl Policies {
         tokens: usize,
     ) -> Result<()> {
         let Some(most) = self.most.filter(|_| !kv.is_empty()) else { return Ok(()) };
-        let (kept, limit) = (policy.least_kept(tokens), most.resolve(tokens));
-        if kept <= limit {
+        // Where it is not known, it may be all.
+        let kept_by = |policy: &dyn Policy| match policy.least_kept(tokens) {
+            0 => tokens,
+            kept => kept,
+        };
+        let (kept, limit) = (kept_by(policy), most.resolve(tokens));
+        let by_default = || build(&self.default).map_or(0, |policy| kept_by(&*policy));
+        if kept <= limit || kept <= by_default() {
             return Ok(());
         }
         let message = format!(
-            "`{}` keeps {kept} of {tokens} tokens; this server lets requests keep {limit}",
+            "`{}` may keep {kept} of {tokens} tokens; this server lets requests keep {limit}",
             policy.name()
         );
-        Err(ApiError::invalid("kv.budget", message))
+        let param = if kv.contains_key("budget") { "kv.budget" } else { "kv.policy" };
+        Err(ApiError::invalid(param, message))
     }
 
     /// The default policy's configuration.

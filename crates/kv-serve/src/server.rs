@@ -43,11 +43,12 @@ pub fn listen(address: SocketAddr) -> Result<TcpListener> {
     })
 }
 
-/// Serves the engine that comes of `loading` until `end` comes. Answers with 503 until the engine is
-/// there, and again from the end on: running requests have the settings' `drain_timeout` then.
+/// Serves the engine that comes of `loading` until `end` comes. Every request is answered with 503
+/// until the engine is there. From the end on, new jobs are, and running ones have the settings'
+/// `drain_timeout`.
 ///
 /// # Errors
-/// The error of `loading`, and a task that fails.
+/// The error of `loading`, an `end` before the engine is there, and a task that fails.
 pub async fn serve(
     mut listener: TcpListener,
     loading: impl Future<Output = Result<Engine>>,
@@ -58,10 +59,12 @@ pub async fn serve(
     let connections = Connections::new(&settings);
     let (mut loading, mut end) = (std::pin::pin!(loading), std::pin::pin!(end));
     let engine = loop {
+        // In this order: connections that come when the engine is there are answered by it.
         tokio::select! {
-            () = connections.serve_next(&mut listener) => {}
-            () = &mut end => return Ok(()),
+            biased;
             engine = &mut loading => break engine?,
+            () = &mut end => anyhow::bail!("ended before the model was loaded"),
+            () = connections.serve_next(&mut listener) => {}
         }
     };
     let app = Arc::new(App::new(engine.clone(), settings, connections.count()));

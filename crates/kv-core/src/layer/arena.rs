@@ -322,6 +322,46 @@ mod tests {
     }
 
     #[test]
+    fn heads_of_different_lengths_move_with_their_tracks() {
+        for tested in devices() {
+            let device = &tested.device;
+            let mut arena =
+                LayerCache::arena([3, 2, 8], 60, 20, CacheOptions::new(device, DType::F32));
+            let all = arena.keys().dims()[0];
+            arena.set_track("age", Tensor::zeros([all], (device, DType::F32)), 0.0).unwrap();
+            let uneven = |tokens: usize| {
+                let mut cache = sequence(device, tokens);
+                for _ in 0..3 {
+                    let victims = cache.lowest_slots(cache.positions().clone().float()).unwrap();
+                    cache.evict_slots(victims, &[tokens, tokens - 3]).unwrap();
+                }
+                cache.set_track("age", cache.positions().clone().float(), 0.0).unwrap();
+                cache
+            };
+            let own: Vec<LayerCache> = [5, 9, 4, 12].map(uneven).into();
+            let query = Tensor::<3>::random([1, 4, 8], Distribution::Default, device);
+            let ages = |cache: &LayerCache, row: usize| -> Vec<f32> {
+                let all: Vec<f32> = cache.track("age").unwrap().clone().try_into_vec_as().unwrap();
+                (2 * row..2 * row + 2).flat_map(|r| all[cache.layout().live(r)].to_vec()).collect()
+            };
+            arena.place_row(0, &own[0], &[8, 8]).unwrap();
+            arena.place_row(1, &own[1], &[10, 10]).unwrap();
+            arena.place_row(2, &own[2], &[8, 8]).unwrap();
+            arena.free_row(0).unwrap();
+            // 16 slots are free before row 1, and 8 behind row 2.
+            arena.place_row(0, &own[3], &[12, 12]).unwrap();
+            let found = attend(&arena, &query);
+            for (row, one) in [(0, &own[3]), (1, &own[1]), (2, &own[2])] {
+                assert_eq!(arena.layout().lengths()[2 * row..2 * row + 2], *one.layout().lengths());
+                assert_eq!(ages(&arena, row), ages(one, 0), "{} row {row}", tested.name);
+                for (a, b) in found[row * 32..].iter().zip(attend(one, &query)) {
+                    assert!((a - b).abs() < 1e-5, "{} row {row}: {a} {b}", tested.name);
+                }
+            }
+        }
+    }
+
+    #[test]
     fn the_fewest_slots_are_moved_for_a_gap() {
         // Gaps of 2, 3, 4 and 1 slots around blocks of 20, 5 and 6, which rows 2, 0 and 3 have.
         let layout = ArenaLayout {

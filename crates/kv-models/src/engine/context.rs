@@ -205,11 +205,16 @@ impl<'a> Contexts<'a> {
         self.all.get(name).map(|context| &context.tokens[..])
     }
 
-    /// The tokens of a document, and the mean number of slots that a head keeps of them.
+    /// The tokens of a document, and the slots that a head keeps of them, the mean over the heads
+    /// of the layer that keeps the most.
     pub(super) fn kept(&self, name: &str) -> Option<(usize, usize)> {
         let context = self.all.get(name)?;
-        let kept = held_in(&context.session, 0).tokens.ceil() as usize;
-        Some((context.tokens.len(), kept))
+        let mean = |layer: &LayerCache| {
+            let lengths = layer.layout().lengths();
+            lengths.iter().sum::<usize>().div_ceil(lengths.len().max(1))
+        };
+        let most = context.session.cache().layers.iter().map(mean).max();
+        Some((context.tokens.len(), most.unwrap_or_default()))
     }
 
     /// How many tokens each document has.

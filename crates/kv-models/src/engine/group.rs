@@ -146,7 +146,10 @@ impl<'a> Group<'a> {
             let layers = session.cache().layers.iter();
             OfferKind::Arena { slots: layers.map(LayerCache::free_in_arena).min().unwrap_or(0) }
         } else {
-            OfferKind::Own { policy: session.policy().config() }
+            let layers = session.cache().layers.iter();
+            let least = layers.flat_map(|layer| layer.layout().capacities()).min();
+            let capacity = least.copied().unwrap_or_default();
+            OfferKind::Own { policy: Arc::new(session.policy().config()), capacity }
         };
         let rows = self.rows.iter().filter(|row| row.is_none()).count();
         Offer { kind, rows, is_idle: self.is_idle() }

@@ -4,6 +4,8 @@
 //! told its first token must not wait for its second one. Prompts that are on their way therefore
 //! claim their places before they take them.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 /// The place that a job's sequence will take.
@@ -11,9 +13,10 @@ use serde_json::Value;
 pub(super) enum Place {
     /// A row of an arena, and so many slots of every layer.
     Arena { slots: usize },
-    /// A row of a group of the policy's own, which has this configuration. How many such rows fit
-    /// into a group is known once a prompt is compressed.
-    Own { policy: Value },
+    /// A row of a group of the policy's own, which has this configuration, and keeps at least so
+    /// many slots in every head. How many rows fit into a new group is known once a prompt is
+    /// compressed.
+    Own { policy: Arc<Value>, kept: usize },
 }
 
 /// The free places of a group.
@@ -30,18 +33,26 @@ pub(super) struct Offer {
 pub(super) enum OfferKind {
     /// Jobs whose steps append, which need no more than these slots of every layer.
     Arena { slots: usize },
-    /// Jobs of one policy.
-    Own { policy: Value },
+    /// Jobs of one policy, whose heads have no more slots than these.
+    Own { policy: Arc<Value>, capacity: usize },
     /// The one that it has.
     Alone,
 }
 
+/// The groups that there may be.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    pub(super) groups: usize,
+    /// Rows of a new arena, and slots of each of its layers.
+    pub(super) arena: (usize, usize),
+}
+
 impl Place {
-    /// Whether the group of one place takes the other one, too.
+    /// Whether a group that is made for one place may be for the other one, too.
     fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Arena { .. }, Self::Arena { .. }) => true,
-            (Self::Own { policy: own }, Self::Own { policy: other }) => own == other,
+            (Self::Own { policy: own, .. }, Self::Own { policy: other, .. }) => own == other,
             _ => false,
         }
     }
@@ -53,48 +64,69 @@ impl Place {
         }
     }
 
-    /// Whether a sequence will find this place in a group, or in a new one of `most` groups, once
-    /// the places that are `claimed` are taken.
-    pub(super) fn is_free(&self, claimed: &[&Self], offers: &[Offer], most: usize) -> bool {
+    pub(super) fn is_arena(&self) -> bool {
+        matches!(self, Self::Arena { .. })
+    }
+
+    /// Whether a sequence will find this place in a group, or in a new one, once the places that
+    /// are `claimed` are taken.
+    pub(super) fn is_free(&self, claimed: &[&Self], offers: &[Offer], limits: Limits) -> bool {
         let rivals: Vec<&&Self> = claimed.iter().filter(|claim| claim.is_like(self)).collect();
         let slots = self.slots() + rivals.iter().map(|rival| rival.slots()).sum::<usize>();
-        let mut own = offers.iter().filter(|offer| offer.serves(self)).peekable();
-        let is_waited_for = own.peek().is_some_and(|group| !group.is_idle);
-        if own.any(|offer| offer.rows > rivals.len() && offer.has(slots)) {
+        let own: Vec<&Offer> = offers.iter().filter(|offer| offer.serves(self)).collect();
+        if own.iter().any(|offer| offer.rows > rivals.len() && offer.has(slots)) {
             return true;
         }
-        // The first job of a new group shows how many others fit into it.
-        if is_waited_for || !rivals.is_empty() {
+        if own.iter().any(|group| !group.is_idle) {
             return false;
         }
-        let is_claimed = |offer: &Offer| claimed.iter().any(|claim| offer.serves(claim));
-        let kept = offers.iter().filter(|offer| !offer.is_idle || is_claimed(offer));
-        let mut own_kinds = 0;
-        let mut groups = 0;
-        for offer in kept {
-            groups += 1;
-            own_kinds += usize::from(!matches!(offer.kind, OfferKind::Arena { .. }));
+        if !rivals.is_empty() {
+            // An arena that is about to be made has room for several. The first job of another
+            // group shows how many others fit into it.
+            let (rows, most) = limits.arena;
+            return self.is_arena() && own.is_empty() && rivals.len() < rows && slots <= most;
         }
-        for (at, claim) in claimed.iter().enumerate() {
-            let is_new = !claimed[..at].iter().any(|earlier| earlier.is_like(claim))
-                && !offers.iter().any(|offer| offer.serves(claim));
-            groups += usize::from(is_new);
-            own_kinds += usize::from(is_new && matches!(claim, Self::Own { .. }));
-        }
+        let [arenas, others] = groups_of(claimed, offers);
         // One of several groups is kept for policies whose steps append.
-        let is_kept = matches!(self, Self::Own { .. }) && most > 1 && own_kinds + 1 >= most;
-        groups < most && !is_kept
+        let most_others = if limits.groups > 1 { limits.groups - 1 } else { 1 };
+        match self {
+            Self::Arena { .. } => arenas + others.min(most_others) < limits.groups,
+            Self::Own { .. } => others < most_others && arenas + others < limits.groups,
+        }
     }
+}
+
+/// Arenas and other groups that are in use, or will be once the claimed places are taken.
+fn groups_of(claimed: &[&Place], offers: &[Offer]) -> [usize; 2] {
+    let mut groups = [0, 0];
+    for offer in offers {
+        if !offer.is_idle || offer.is_claimed(claimed) {
+            groups[usize::from(!matches!(offer.kind, OfferKind::Arena { .. }))] += 1;
+        }
+    }
+    for (at, claim) in claimed.iter().enumerate() {
+        let is_new = !claimed[..at].iter().any(|earlier| earlier.is_like(claim))
+            && !offers.iter().any(|offer| offer.serves(claim));
+        groups[usize::from(!claim.is_arena())] += usize::from(is_new);
+    }
+    groups
 }
 
 impl Offer {
     /// Whether the group takes jobs of a place's kind.
-    fn serves(&self, place: &Place) -> bool {
+    pub(super) fn serves(&self, place: &Place) -> bool {
         match (&self.kind, place) {
             (OfferKind::Arena { .. }, Place::Arena { .. }) => true,
-            (OfferKind::Own { policy: own }, Place::Own { policy }) => own == policy,
+            (OfferKind::Own { policy: own, capacity }, Place::Own { policy, kept }) => {
+                own == policy && kept <= capacity
+            }
             _ => false,
         }
+    }
+
+    /// Whether one of these places will be taken in the group.
+    pub(super) fn is_claimed(&self, claimed: &[&Place]) -> bool {
+        claimed.iter().any(|claim| self.serves(claim))
     }
 
     fn has(&self, needed: usize) -> bool {
@@ -116,13 +148,19 @@ mod tests {
     }
 
     fn own(policy: &str) -> Place {
-        Place::Own { policy: json!({ "policy": policy }) }
+        Place::Own { policy: Arc::new(json!({ "policy": policy })), kept: 10 }
+    }
+
+    fn limits(groups: usize) -> Limits {
+        Limits { groups, arena: (4, 100) }
     }
 
     fn offer(of: &Place, rows: usize, is_idle: bool) -> Offer {
         let kind = match of {
             Place::Arena { slots } => OfferKind::Arena { slots: *slots },
-            Place::Own { policy } => OfferKind::Own { policy: policy.clone() },
+            Place::Own { policy, kept } => {
+                OfferKind::Own { policy: policy.clone(), capacity: *kept }
+            }
         };
         Offer { kind, rows, is_idle }
     }
@@ -131,42 +169,71 @@ mod tests {
     fn claims_take_rows_and_slots_of_an_arena() {
         let offers = [offer(&arena(100), 2, false)];
         let claim = arena(60);
-        assert!(arena(100).is_free(&[], &offers, 2));
-        assert!(!arena(101).is_free(&[], &offers, 2));
-        assert!(arena(40).is_free(&[&claim], &offers, 2));
-        assert!(!arena(41).is_free(&[&claim], &offers, 2));
-        assert!(!arena(1).is_free(&[&claim, &arena(1)], &offers, 2), "both rows are claimed");
-        assert!(arena(100).is_free(&[&own("h2o")], &offers, 2));
+        assert!(arena(100).is_free(&[], &offers, limits(2)));
+        assert!(!arena(101).is_free(&[], &offers, limits(2)));
+        assert!(arena(40).is_free(&[&claim], &offers, limits(2)));
+        assert!(!arena(41).is_free(&[&claim], &offers, limits(2)));
+        assert!(
+            !arena(1).is_free(&[&claim, &arena(1)], &offers, limits(2)),
+            "both rows are claimed"
+        );
+        assert!(arena(100).is_free(&[&own("h2o")], &offers, limits(2)));
     }
 
     #[test]
     fn a_new_group_is_claimed_once() {
-        assert!(own("h2o").is_free(&[], &[], 2));
+        assert!(own("h2o").is_free(&[], &[], limits(2)));
         // Its rows are not known yet.
-        assert!(!own("h2o").is_free(&[&own("h2o")], &[], 2));
+        assert!(!own("h2o").is_free(&[&own("h2o")], &[], limits(2)));
         // The other group is kept for an arena.
-        assert!(!own("longflow").is_free(&[&own("h2o")], &[], 2));
-        assert!(own("longflow").is_free(&[&own("h2o")], &[], 3));
-        assert!(arena(8).is_free(&[&own("h2o")], &[], 2));
-        assert!(own("h2o").is_free(&[], &[], 1));
-        assert!(!arena(8).is_free(&[&own("h2o")], &[], 1));
+        assert!(!own("longflow").is_free(&[&own("h2o")], &[], limits(2)));
+        assert!(own("longflow").is_free(&[&own("h2o")], &[], limits(3)));
+        assert!(arena(8).is_free(&[&own("h2o")], &[], limits(2)));
+        assert!(own("h2o").is_free(&[], &[], limits(1)));
+        assert!(!arena(8).is_free(&[&own("h2o")], &[], limits(1)));
     }
 
     #[test]
     fn idle_groups_make_room_unless_they_are_claimed() {
         let groups = |h2o_idle| [offer(&arena(100), 1, false), offer(&own("h2o"), 3, h2o_idle)];
-        assert!(own("longflow").is_free(&[], &groups(true), 2));
-        assert!(!own("longflow").is_free(&[], &groups(false), 2));
-        assert!(!own("longflow").is_free(&[&own("h2o")], &groups(true), 2));
-        assert!(own("h2o").is_free(&[&own("h2o"), &own("h2o")], &groups(true), 2));
-        assert!(!own("h2o").is_free(&[&own("h2o"); 3], &groups(true), 2));
+        assert!(own("longflow").is_free(&[], &groups(true), limits(2)));
+        assert!(!own("longflow").is_free(&[], &groups(false), limits(2)));
+        assert!(!own("longflow").is_free(&[&own("h2o")], &groups(true), limits(2)));
+        assert!(own("h2o").is_free(&[&own("h2o"), &own("h2o")], &groups(true), limits(2)));
+        assert!(!own("h2o").is_free(&[&own("h2o"); 3], &groups(true), limits(2)));
+    }
+
+    #[test]
+    fn an_arena_that_is_about_to_be_made_has_room_for_several() {
+        let claim = arena(60);
+        assert!(arena(40).is_free(&[&claim], &[], limits(1)));
+        assert!(!arena(41).is_free(&[&claim], &[], limits(1)));
+        assert!(!arena(1).is_free(&[&arena(1); 4], &[], limits(1)), "all rows are claimed");
+    }
+
+    #[test]
+    fn jobs_that_wait_for_a_group_leave_the_arenas_part_free() {
+        // One of two groups is busy with h2o. Two other policies wait for it.
+        let offers = [offer(&own("h2o"), 0, false)];
+        let waiting = [&own("longflow"), &own("r-kv")];
+        assert!(arena(8).is_free(&waiting, &offers, limits(2)));
+        assert!(!own("longflow").is_free(&[], &offers, limits(2)));
+    }
+
+    #[test]
+    fn rows_that_are_too_small_serve_nobody() {
+        let longer = Place::Own { policy: Arc::new(json!({"policy": "h2o"})), kept: 11 };
+        let groups = |is_idle| [offer(&own("h2o"), 3, is_idle)];
+        assert!(!longer.is_free(&[], &groups(false), limits(2)), "the other group is the arena's");
+        assert!(longer.is_free(&[], &groups(false), limits(3)));
+        assert!(longer.is_free(&[], &groups(true), limits(2)));
     }
 
     #[test]
     fn jobs_alone_have_groups_of_their_own() {
         let alone = || Offer { kind: OfferKind::Alone, rows: 0, is_idle: false };
-        assert!(own("quest").is_free(&[], &[alone()], 3));
-        assert!(!own("quest").is_free(&[], &[alone()], 2), "kept for an arena");
-        assert!(arena(8).is_free(&[], &[alone()], 2));
+        assert!(own("quest").is_free(&[], &[alone()], limits(3)));
+        assert!(!own("quest").is_free(&[], &[alone()], limits(2)), "kept for an arena");
+        assert!(arena(8).is_free(&[], &[alone()], limits(2)));
     }
 }

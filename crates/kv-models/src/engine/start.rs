@@ -31,6 +31,8 @@ pub(super) enum Waiting {
         updates: Updates,
         /// When it was submitted.
         since: Instant,
+        /// The place that it will take, unless that depends on a context.
+        place: Option<Place>,
     },
     /// A document under a name.
     Context {

@@ -22,7 +22,7 @@ use super::group::{Group, arena_slots};
 use super::job::{Ended, Held, Job, JobError, JobId, Started, Update};
 use super::load::{JobLoad, Load, Totals};
 use super::pace::Pace;
-use super::places::{Offer, Place};
+use super::places::{Limits, Offer, Place};
 use super::prefixes::Prefixes;
 use super::repeated::Repeated;
 use super::row::{Failed, Updates};
@@ -289,7 +289,8 @@ impl<'a> Worker<'a> {
             Command::Submit(jobs) => {
                 for Submitted { id, job, updates } in jobs {
                     self.totals.submitted += 1;
-                    self.enqueue(Waiting::Job { id, job, updates, since: Instant::now() });
+                    let since = Instant::now();
+                    self.enqueue(Waiting::Job { id, job, updates, since, place: None });
                 }
             }
             Command::Cancel(id) => self.cancel(id),
@@ -379,8 +380,8 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Refuses a job whose compressed prompt alone takes more than a group has, as far as its
-    /// budget tells before the prompt is computed.
+    /// Refuses a job whose compressed prompt alone takes more than a group has, as far as it is known
+    /// before the prompt is computed.
     fn check_least(&self, job: &Job) -> Result<(), JobError> {
         let tokens = job.request.tokens.len();
         let limit = self.options.bytes / self.options.groups.max(1);
@@ -394,9 +395,17 @@ impl<'a> Worker<'a> {
     }
 
     /// Adds to the queue, or refuses.
-    fn enqueue(&mut self, waiting: Waiting) {
+    fn enqueue(&mut self, mut waiting: Waiting) {
         match self.check(&waiting) {
-            Ok(()) => self.queue.push_back(waiting),
+            Ok(()) => {
+                let found = self.place(&waiting);
+                if let Waiting::Job { job, place, .. } = &mut waiting
+                    && job.context.is_none()
+                {
+                    *place = found;
+                }
+                self.queue.push_back(waiting);
+            }
             Err(error) => {
                 self.state.waiting.fetch_sub(1, Ordering::AcqRel);
                 self.totals.refused += 1;
@@ -434,36 +443,49 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// The place in the queue of the next prompt that has room.
+    /// The place in the queue of the next prompt that has room beside the prompts that are on their
+    /// way, and beside the jobs before it that have waited for long.
     fn next(&self) -> Option<usize> {
         let now = Instant::now();
         let is_late = |since: Instant| now.duration_since(since) > OVERTAKEN;
-        if self.ready.iter().any(|parked| is_late(parked.since)) {
+        // A place that was claimed for such a job was too small. It waits for a group to be idle,
+        // for which only jobs of arenas that are there do not matter, unless it is for an arena.
+        let late = self.ready.iter().find(|parked| is_late(parked.since));
+        if late.is_some_and(|parked| parked.place.as_ref().is_none_or(Place::is_arena)) {
             return None;
         }
         // A prompt that is under way is passed by much shorter ones alone.
         let longest = self.starting.first().map_or(usize::MAX, |first| first.length() / SHORTER);
-        let starting = self.starting.iter().map(|own| own.place.as_ref());
-        let claims = starting.chain(self.ready.iter().map(|own| own.place.as_ref()));
-        let claims: Vec<&Place> = claims.flatten().collect();
+        let mut claims = self.claims();
         let offers: Vec<Offer> = self.groups.iter().map(Group::offer).collect();
-        let most = self.options.groups.max(1);
-        let has_room = |waiting: &Waiting| {
-            self.place(waiting).is_none_or(|place| place.is_free(&claims, &offers, most))
-        };
+        let slots = arena_slots(self.model, ArenaKind::default(), &self.options);
+        let groups = self.options.groups.max(1);
+        let limits = Limits { groups, arena: (self.options.rows, slots) };
         for (at, waiting) in self.queue.iter().enumerate() {
-            if waiting.length() > longest {
+            let Some(place) = self.place(waiting) else {
+                if waiting.length() <= longest {
+                    return Some(at);
+                }
                 continue;
-            }
-            if has_room(waiting) {
+            };
+            let serves = |offer: &Offer| offer.serves(&place);
+            let may = late.is_none() || (place.is_arena() && offers.iter().any(serves));
+            let claimed: Vec<&Place> = claims.iter().collect();
+            if may && waiting.length() <= longest && place.is_free(&claimed, &offers, limits) {
                 return Some(at);
             }
-            // Nobody overtakes a job that has waited for long.
+            // Nobody takes the place of a job that has waited for long.
             if matches!(waiting, Waiting::Job { since, .. } if is_late(*since)) {
-                return None;
+                claims.push(place);
             }
         }
         None
+    }
+
+    /// The places that prompts which are on their way will take.
+    fn claims(&self) -> Vec<Place> {
+        let starting = self.starting.iter().map(|own| own.place.clone());
+        starting.chain(self.ready.iter().map(|own| own.place.clone())).flatten().collect()
     }
 
     fn begin(&mut self, waiting: Waiting) -> Result<Starting<'a>, Failed<Waiting>> {
@@ -488,13 +510,23 @@ impl<'a> Worker<'a> {
         Starting::prefill(self.model, waiting, &mut self.prefixes)
     }
 
-    /// The place that a job's sequence will take; `None` for documents.
+    /// The place that a job's sequence will take; `None` for documents, and for jobs whose context
+    /// is gone, which fail as soon as they begin.
     fn place(&self, waiting: &Waiting) -> Option<Place> {
-        let Waiting::Job { job, .. } = waiting else { return None };
-        let kept = job.context.as_deref().and_then(|name| self.contexts.kept(name));
+        let Waiting::Job { job, place, .. } = waiting else { return None };
+        if place.is_some() {
+            return place.clone();
+        }
+        let kept = match job.context.as_deref() {
+            Some(name) => Some(self.contexts.kept(name)?),
+            None => None,
+        };
         Some(match waiting.arena_slots(self.model, kept) {
             Some(slots) => Place::Arena { slots },
-            None => Place::Own { policy: job.policy.config() },
+            None => {
+                let kept = job.policy.least_kept(job.request.tokens.len());
+                Place::Own { policy: Arc::new(job.policy.config()), kept }
+            }
         })
     }
 
@@ -559,7 +591,7 @@ impl<'a> Worker<'a> {
                 self.state.note_contexts(self.contexts.lengths());
                 drop(reply.send(inserted));
             }
-            Waiting::Job { id, job, updates, since } => {
+            Waiting::Job { id, job, updates, since, .. } => {
                 if !self.repeated.as_ref().is_some_and(|repeated| repeated.serves(&job))
                     && let Some(new) = Repeated::of(&job, &session, jobs_of(&self.queue))
                 {
@@ -634,9 +666,7 @@ impl<'a> Worker<'a> {
             }
         }
         if self.groups.len() >= self.options.groups.max(1) || !self.leaves_room(&one) {
-            let Some(idle) = self.groups.iter().position(Group::is_idle) else {
-                return Some(Ready { one, row, room });
-            };
+            let Some(idle) = self.idle_group() else { return Some(Ready { one, row, room }) };
             self.groups.remove(idle);
         }
         match Group::with(self.model, one, row, room, &self.options) {
@@ -648,6 +678,15 @@ impl<'a> Worker<'a> {
             }
         }
         None
+    }
+
+    /// A group that may make room for another one; if possible, one that no prompt on its way needs.
+    fn idle_group(&self) -> Option<usize> {
+        let claims = self.claims();
+        let claims: Vec<&Place> = claims.iter().collect();
+        let offers: Vec<Offer> = self.groups.iter().map(Group::offer).collect();
+        let idle = || (0..offers.len()).filter(|&at| offers[at].is_idle);
+        idle().find(|&at| !offers[at].is_claimed(&claims)).or_else(|| idle().next())
     }
 
     /// Whether a group for a sequence leaves one of several groups to policies whose steps only
@@ -743,8 +782,8 @@ fn jobs_of(queue: &VecDeque<Waiting>) -> impl Iterator<Item = &Job> {
     })
 }
 
-/// Bytes of keys, values and positions that a policy keeps of a document, as far as its budget
-/// tells before the document is computed.
+/// Bytes of keys, values and positions that a policy keeps of a document at least, as far as it is
+/// known before the document is computed.
 fn least_bytes(model: &Model, policy: &dyn Policy, tokens: usize) -> usize {
     let kept = policy.least_kept(tokens);
     let (config, dtype) = (model.config(), model.llama().dtype());

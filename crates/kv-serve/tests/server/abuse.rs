@@ -108,8 +108,10 @@ async fn an_end_lets_running_requests_finish() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_are_refused_while_running_ones_end() {
-    let server = bound(EngineOptions::default(), settings()).await;
-    let mut running = send(server.address, &long(true));
+    let drain_timeout = Duration::from_secs(3);
+    let server = bound(EngineOptions::default(), Settings { drain_timeout, ..settings() }).await;
+    // More than can end within that time.
+    let running: Vec<TcpStream> = (0..200).map(|_| send(server.address, &long(true))).collect();
     let begun = Instant::now();
     while server.engine.load().running == 0 {
         assert!(begun.elapsed() < Duration::from_secs(30));
@@ -125,13 +127,21 @@ async fn requests_are_refused_while_running_ones_end() {
         let ready = ask(address, "/ready");
         let mut text = String::new();
         send(address, &long(false)).read_to_string(&mut text).unwrap();
-        running.read_to_string(&mut String::new()).unwrap();
+        drop(running);
         (ready, text)
     });
     let (ready, text) = answers.await.unwrap();
     assert!(ready.0 == 503 && ready.1.contains("\"unavailable\""), "{ready:?}");
     assert!(text.starts_with("HTTP/1.1 503") && text.contains("shutting down"), "{text}");
     server.served.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_server_ends_before_its_model_is_loaded() {
+    let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let served = serve(listener, std::future::pending(), settings(), std::future::ready(()));
+    let ended = tokio::time::timeout(Duration::from_secs(30), served).await.unwrap();
+    assert!(ended.unwrap_err().to_string().contains("before the model was loaded"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -188,14 +188,22 @@ async fn requests_keep_no_more_than_the_operator_lets_them() {
     let server = router(shared(), Settings { policies, ..settings() });
     let ask =
         |kv: Value| chat(&"The sea was calm. ".repeat(20), json!({"max_tokens": 2, "kv": kv}));
-    for kv in [json!({}), json!({"budget": 0.25}), json!({"policy": "h2o", "budget": 32})] {
+    let few = json!({"policy": "h2o", "budget": 32});
+    // The default keeps half.
+    for kv in [json!({}), json!({"budget": 0.25}), json!({"window": 8}), few] {
         good(&server, CHAT, ask(kv)).await;
     }
-    for kv in [json!({"budget": 0.3}), json!({"policy": "full"}), json!({"policy": "quest"})] {
+    for (kv, param) in [
+        (json!({"budget": 0.6}), "kv.budget"),
+        (json!({"policy": "full"}), "kv.policy"),
+        (json!({"policy": "quest"}), "kv.policy"),
+        // How much it keeps depends on layers.
+        (json!({"policy": "psaw", "free": true}), "kv.policy"),
+    ] {
         let error = bad(&server, CHAT, ask(kv), 400).await;
-        assert_eq!(error["param"], "kv.budget");
+        assert_eq!(error["param"], param);
         assert!(error["message"].as_str().unwrap().contains("lets requests keep"), "{error}");
     }
     let new = json!({"name": "all", "text": "The sea was calm.", "kv": {"policy": "full"}});
-    assert_eq!(bad(&server, "/v1/kv/contexts", new, 400).await["param"], "kv.budget");
+    assert_eq!(bad(&server, "/v1/kv/contexts", new, 400).await["param"], "kv.policy");
 }

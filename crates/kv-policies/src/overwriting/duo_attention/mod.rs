@@ -134,6 +134,11 @@ impl Policy for DuoAttention {
         self.budget
     }
 
+    /// Whole heads are kept or not, so that fewer slots than the budget may be.
+    fn least_kept(&self, _tokens: usize) -> usize {
+        0
+    }
+
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
         let [batch, _, tokens, _] = observation.dims();
         let split = self.split(observation);
