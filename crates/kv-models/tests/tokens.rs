@@ -140,6 +140,7 @@ fn every_policy_gives_the_tokens_on_file() {
 fn every_policy_keeps_as_many_slots_as_it_says_at_least() {
     let model = embedded_in_f32(&devices().remove(0));
     let prompts = prompts(&model);
+    let mut fewer = Vec::new();
     for config in configs() {
         let policy = build(&config).unwrap_or_else(|error| panic!("{config}: {error}"));
         let session = Session::start(&model, policy.clone(), &prompts, &SEEDS, STEPS)
@@ -152,13 +153,15 @@ fn every_policy_keeps_as_many_slots_as_it_says_at_least() {
                 held += lengths.iter().sum::<usize>();
                 heads += lengths.len();
             }
-            let (least, tokens) = (policy.least_kept(prompt.len()), prompt.len());
-            assert!(
-                least * heads <= held && least <= tokens,
-                "{config}: {held} slots of {heads} heads, at least {least} of {tokens} tokens each"
-            );
+            let least = policy.least_kept(prompt.len());
+            if least * heads > held || least > prompt.len() {
+                fewer.push(format!(
+                    "{config}: {held} slots of {heads} heads, at least {least} each"
+                ));
+            }
         }
     }
+    assert!(fewer.is_empty(), "{fewer:#?}");
 }
 
 #[test]

@@ -73,9 +73,9 @@ impl Policies {
         tokens: usize,
     ) -> Result<()> {
         let Some(most) = self.most.filter(|_| !kv.is_empty()) else { return Ok(()) };
-        // Where it is not known, it may be all.
+        // Where it is not known, the budget bounds it; without one it may be all.
         let kept_by = |policy: &dyn Policy| match policy.least_kept(tokens) {
-            0 => tokens,
+            0 => policy.budget().map_or(tokens, |budget| budget.resolve(tokens)),
             kept => kept,
         };
         let (kept, limit) = (kept_by(policy), most.resolve(tokens));

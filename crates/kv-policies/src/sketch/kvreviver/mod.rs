@@ -217,6 +217,11 @@ impl Policy for KvReviver {
         Some(self.options.budget)
     }
 
+    /// A part of the budget is the sketch's.
+    fn least_kept(&self, _tokens: usize) -> usize {
+        0
+    }
+
     /// Tokens that share an entry of the sketch behind a prompt of `prompt` tokens:
     /// `r (T - E) / N`, where `N` entries in `r` buckets stand for all but `E` of `T` tokens.
     /// `None` where all tokens are kept exactly.

@@ -173,6 +173,11 @@ impl Policy for BalanceKvStream {
         Some(self.budget)
     }
 
+    /// Batches are halved as a whole, so that fewer slots than the budget may be left.
+    fn least_kept(&self, _tokens: usize) -> usize {
+        0
+    }
+
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
         let [batch, kv_heads, tokens, head_dim] = observation.dims();
         let total_kv_heads = batch * kv_heads;

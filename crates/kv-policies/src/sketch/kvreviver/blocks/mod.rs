@@ -263,6 +263,11 @@ impl Policy for BlockReviver {
         Some(self.options.budget)
     }
 
+    /// A part of the budget is the vague tokens'.
+    fn least_kept(&self, _tokens: usize) -> usize {
+        0
+    }
+
     fn composition(&self) -> Composition<'_> {
         self.scorer.composition()
     }
