@@ -62,7 +62,8 @@ impl Policies {
         Self { most, ..self }
     }
 
-    /// Checks what a policy that [`Self::choose`] made of `kv` keeps of a prompt of so many tokens.
+    /// Checks how much of a prompt a request's policy keeps. [`Self::choose`] has made the policy
+    /// from the request's `kv` object.
     ///
     /// # Errors
     /// More than requests may keep.

@@ -380,8 +380,8 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Refuses a job whose compressed prompt alone takes more than a group has, as far as it is known
-    /// before the prompt is computed.
+    /// Refuses a job whose compressed prompt alone takes more than a group has, as far as that is
+    /// known before the prompt is computed.
     fn check_least(&self, job: &Job) -> Result<(), JobError> {
         let tokens = job.request.tokens.len();
         let limit = self.options.bytes / self.options.groups.max(1);
@@ -680,7 +680,8 @@ impl<'a> Worker<'a> {
         None
     }
 
-    /// A group that may make room for another one; if possible, one that no prompt on its way needs.
+    /// A group that may make room for another one; if possible, a group that no prompt on its way
+    /// needs.
     fn idle_group(&self) -> Option<usize> {
         let claims = self.claims();
         let claims: Vec<&Place> = claims.iter().collect();
