@@ -448,8 +448,9 @@ impl<'a> Worker<'a> {
     fn next(&self) -> Option<usize> {
         let now = Instant::now();
         let is_late = |since: Instant| now.duration_since(since) > OVERTAKEN;
-        // A place that was claimed for such a job was too small. It waits for a group to be idle,
-        // for which only jobs of arenas that are there do not matter, unless it is for an arena.
+        // The place that such a job claimed was too small: it waits until a group is idle. A job of
+        // an own policy lets jobs join an arena that is there, since it needs another group. A job
+        // of an arena needs all of the groups to run empty.
         let late = self.ready.iter().find(|parked| is_late(parked.since));
         if late.is_some_and(|parked| parked.place.as_ref().is_none_or(Place::is_arena)) {
             return None;
