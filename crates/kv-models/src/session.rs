@@ -13,7 +13,7 @@ use kv_core::{KvCache, LayerCache, MemoryReport, Origin, read_f32};
 use kv_kernels::device_work;
 use kv_policies::{Policy, warn_of_remarks};
 
-pub use decoder::{ArenaKind, Decoder, StepCounts};
+pub use decoder::{Decoder, StepCounts};
 pub use prefill::Prefilling;
 
 use crate::llama::SharedPrefix;

@@ -103,6 +103,7 @@ impl Policy for Combine {
             compares_hidden: decode.compares_hidden,
             renumbers: decode.renumbers,
             draws: prefill.draws || decode.draws,
+            weights: prefill.weights.union(decode.weights),
             target: decode.target,
             block_of_sums: decode.block_of_sums,
             ..Capabilities::default()

@@ -44,7 +44,7 @@ pub use policy::step_plan::{
     StepAttention, StepOutput, StepPlan, StepUpdate, TokenSlot, VictimChoice,
 };
 pub use policy::write_slots::WriteSlots;
-pub use policy::{Capabilities, Composition, Needs, Plan, Policy};
+pub use policy::{Capabilities, Composition, Needs, Plan, Policy, SlotWeights};
 pub use prefill::{Etf, Psaw, PyramidInfer};
 pub use reading::{
     ChannelStatistic, Channels, Cis, CisIndex, CisOptions, Cpe, DoubleSparsity, HShare, LastPage,

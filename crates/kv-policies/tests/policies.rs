@@ -4,7 +4,7 @@ use burn::tensor::{Int, Tensor};
 use kv_core::{Budget, CacheOptions, LayerCache, Room, read_f32};
 use kv_policies::{
     Attended, Eviction, LagKv, LayerContext, Merge, Observation, POLICIES, Policy, Result, Scorer,
-    Sketch, StepPlan, StepUpdate, TokenSlot, VagueTokens,
+    Sketch, SlotWeights, StepPlan, StepUpdate, TokenSlot, VagueTokens,
 };
 use kv_testing::{Numbers, devices};
 use serde_json::{Value, json};
@@ -114,6 +114,21 @@ fn policies_that_draw_say_so() {
         let (_, outputs) = decode(&both, &*policy);
         let (first, second) = outputs.split_at(outputs.len() / 2);
         assert_eq!(first != second, policy.capabilities().draws, "{config}");
+    }
+}
+
+/// Slots of compressed prompts have the weights that the policy says, even where all of a prompt
+/// is kept.
+#[test]
+fn weights_of_slots_are_known_before_a_prompt() {
+    for budget in [80, TOKENS] {
+        let official = json!({"policy": "balancekv", "official": true, "budget": budget});
+        for config in all(json!(budget)).into_iter().chain([official]) {
+            let policy = policy(config.clone());
+            let run = run(0..2, 2, &burn::tensor::Device::flex());
+            let cache = run.prompt.compress(&*policy, STEPS);
+            assert_eq!(SlotWeights::of(&cache), policy.capabilities().weights, "{config}");
+        }
     }
 }
 

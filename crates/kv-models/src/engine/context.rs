@@ -10,6 +10,7 @@ use std::time::SystemTime;
 use std::{fs, io};
 
 use kv_core::LayerCache;
+use kv_policies::SlotWeights;
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
@@ -48,6 +49,17 @@ struct Context<'a> {
     tokens: Vec<u32>,
     /// The files of a saved context, as they were written.
     files: Option<[Stamp; 2]>,
+}
+
+/// What is kept of a context, as far as a job on it needs a place.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct KeptContext {
+    /// Tokens of the document.
+    pub(super) tokens: usize,
+    /// Slots that a head keeps of them, the mean over the heads of the layer that keeps the most.
+    pub(super) slots: usize,
+    /// The weights of the slots.
+    pub(super) weights: SlotWeights,
 }
 
 /// By which a file that was written is known again.
@@ -205,16 +217,19 @@ impl<'a> Contexts<'a> {
         self.all.get(name).map(|context| &context.tokens[..])
     }
 
-    /// The tokens of a document, and the slots that a head keeps of them, the mean over the heads
-    /// of the layer that keeps the most.
-    pub(super) fn kept(&self, name: &str) -> Option<(usize, usize)> {
+    /// What is kept of a document.
+    pub(super) fn kept(&self, name: &str) -> Option<KeptContext> {
         let context = self.all.get(name)?;
         let mean = |layer: &LayerCache| {
             let lengths = layer.layout().lengths();
             lengths.iter().sum::<usize>().div_ceil(lengths.len().max(1))
         };
         let most = context.session.cache().layers.iter().map(mean).max();
-        Some((context.tokens.len(), most.unwrap_or_default()))
+        Some(KeptContext {
+            tokens: context.tokens.len(),
+            slots: most.unwrap_or_default(),
+            weights: context.session.slot_weights(),
+        })
     }
 
     /// How many tokens each document has.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kv_core::{Error as CacheError, KvCache, LayerCache};
 use kv_kernels::largest_tensor;
 use kv_parallel::ParallelError;
-use kv_policies::{Policy, build};
+use kv_policies::{Policy, SlotWeights, build};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -15,7 +15,7 @@ use super::load::{JobLoad, Totals};
 use super::places::{Offer, OfferKind};
 use super::row::{Decision, Failed, Row};
 use super::script::Script;
-use crate::{ArenaKind, Decoder, Finish, Model, ModelError, Sampling, Session, StepCounts};
+use crate::{Decoder, Finish, Model, ModelError, Sampling, Session, StepCounts};
 
 /// Rows of one batch, some of which have a job.
 pub(super) struct Group<'a> {
@@ -60,7 +60,7 @@ impl<'a> Group<'a> {
             Err(Box::new((JobError::TooLarge { policy, needed, limit: part, fits }, row)))
         };
         let group = if session.appends_only() {
-            Self::arena(model, session.arena_kind(), options)
+            Self::arena(model, session.slot_weights(), options)
         } else if own > part {
             return too_large(own, row);
         } else if session.has_replaceable_rows() {
@@ -97,10 +97,14 @@ impl<'a> Group<'a> {
     }
 
     /// Rows for policies whose steps append and attend to all live slots.
-    fn arena(model: &'a Model, kind: ArenaKind, options: &EngineOptions) -> Result<Self, JobError> {
-        let (slots, most) = (arena_slots(model, kind, options), arena_most(model, options));
+    fn arena(
+        model: &'a Model,
+        weights: SlotWeights,
+        options: &EngineOptions,
+    ) -> Result<Self, JobError> {
+        let (slots, most) = (arena_slots(model, weights, options), arena_most(model, options));
         let policy = append_policy()?;
-        let arena = Session::arena(model, policy, options.rows, slots, most, kind)?;
+        let arena = Session::arena(model, policy, options.rows, slots, most, weights)?;
         Self::new(arena, options.rows)
     }
 
@@ -144,7 +148,8 @@ impl<'a> Group<'a> {
             OfferKind::Alone
         } else if self.is_arena() {
             let layers = session.cache().layers.iter();
-            OfferKind::Arena { slots: layers.map(LayerCache::free_in_arena).min().unwrap_or(0) }
+            let slots = layers.map(LayerCache::free_in_arena).min().unwrap_or(0);
+            OfferKind::Arena { weights: session.slot_weights(), slots }
         } else {
             let layers = session.cache().layers.iter();
             let least = layers.flat_map(|layer| layer.layout().capacities()).min();
@@ -345,9 +350,10 @@ fn append_policy() -> Result<Arc<dyn Policy>, JobError> {
 }
 
 /// Slots of a layer of an arena that takes a part of the engine's bytes.
-pub(super) fn arena_slots(model: &Model, kind: ArenaKind, options: &EngineOptions) -> usize {
+pub(super) fn arena_slots(model: &Model, weights: SlotWeights, options: &EngineOptions) -> usize {
     let config = model.config();
-    let scalars = 1 + usize::from(kind.weighted) + usize::from(kind.numerators);
+    // A position, and the weights.
+    let scalars = 1 + usize::from(weights.weighted) + usize::from(weights.numerators);
     let slot = 2 * config.head_dim * model.llama().dtype().size() + scalars * size_of::<i32>();
     let part = options.bytes / options.groups.max(1) / (slot * config.num_layers).max(1);
     // More slots than all rows can use, or than one tensor of the device holds, serve nobody.
@@ -361,7 +367,7 @@ pub(super) fn arena_slots(model: &Model, kind: ArenaKind, options: &EngineOption
 /// The most slots of a head of an arena.
 fn arena_most(model: &Model, options: &EngineOptions) -> usize {
     let config = model.config();
-    let all = arena_slots(model, ArenaKind::default(), options) / config.num_kv_heads.max(1);
+    let all = arena_slots(model, SlotWeights::NONE, options) / config.num_kv_heads.max(1);
     // One slot more than positions: a step begins before the host has seen the last token.
     all.min(config.max_positions + 1)
 }

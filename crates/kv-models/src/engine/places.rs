@@ -6,13 +6,14 @@
 
 use std::sync::Arc;
 
+use kv_policies::SlotWeights;
 use serde_json::Value;
 
 /// The place that a job's sequence will take.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Place {
-    /// A row of an arena, and so many slots of every layer.
-    Arena { slots: usize },
+    /// A row of an arena whose slots have these weights, and so many slots of every layer.
+    Arena { weights: SlotWeights, slots: usize },
     /// A row of a group of the policy's own, which has this configuration, and keeps at least so
     /// many slots in every head. How many rows fit into a new group is known once a prompt is
     /// compressed.
@@ -31,8 +32,9 @@ pub(super) struct Offer {
 /// Which jobs a group takes.
 #[derive(Debug)]
 pub(super) enum OfferKind {
-    /// Jobs whose steps append, which need no more than these slots of every layer.
-    Arena { slots: usize },
+    /// Jobs whose steps append and whose slots have these weights, which need no more than these
+    /// slots of every layer.
+    Arena { weights: SlotWeights, slots: usize },
     /// Jobs of one policy, whose heads have no more slots than these.
     Own { policy: Arc<Value>, capacity: usize },
     /// The one that it has.
@@ -43,7 +45,7 @@ pub(super) enum OfferKind {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     pub(super) groups: usize,
-    /// Rows of a new arena, and slots of each of its layers.
+    /// Rows of a new arena for the place, and slots of each of its layers.
     pub(super) arena: (usize, usize),
 }
 
@@ -51,7 +53,7 @@ impl Place {
     /// Whether a group that is made for one place may be for the other one, too.
     fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Arena { .. }, Self::Arena { .. }) => true,
+            (Self::Arena { weights: own, .. }, Self::Arena { weights: other, .. }) => own == other,
             (Self::Own { policy: own, .. }, Self::Own { policy: other, .. }) => own == other,
             _ => false,
         }
@@ -59,8 +61,16 @@ impl Place {
 
     fn slots(&self) -> usize {
         match self {
-            Self::Arena { slots } => *slots,
+            Self::Arena { slots, .. } => *slots,
             Self::Own { .. } => 0,
+        }
+    }
+
+    /// The weights that the slots of an arena for the place have.
+    pub(super) fn weights(&self) -> SlotWeights {
+        match self {
+            Self::Arena { weights, .. } => *weights,
+            Self::Own { .. } => SlotWeights::NONE,
         }
     }
 
@@ -116,7 +126,7 @@ impl Offer {
     /// Whether the group takes jobs of a place's kind.
     pub(super) fn serves(&self, place: &Place) -> bool {
         match (&self.kind, place) {
-            (OfferKind::Arena { .. }, Place::Arena { .. }) => true,
+            (OfferKind::Arena { weights: own, .. }, Place::Arena { weights, .. }) => own == weights,
             (OfferKind::Own { policy: own, capacity }, Place::Own { policy, kept }) => {
                 own == policy && kept <= capacity
             }
@@ -131,7 +141,7 @@ impl Offer {
 
     fn has(&self, needed: usize) -> bool {
         match self.kind {
-            OfferKind::Arena { slots } => slots >= needed,
+            OfferKind::Arena { slots, .. } => slots >= needed,
             _ => true,
         }
     }
@@ -144,7 +154,11 @@ mod tests {
     use super::*;
 
     fn arena(slots: usize) -> Place {
-        Place::Arena { slots }
+        Place::Arena { weights: SlotWeights::NONE, slots }
+    }
+
+    fn weighted(slots: usize) -> Place {
+        Place::Arena { weights: SlotWeights { weighted: true, numerators: false }, slots }
     }
 
     fn own(policy: &str) -> Place {
@@ -157,7 +171,9 @@ mod tests {
 
     fn offer(of: &Place, rows: usize, is_idle: bool) -> Offer {
         let kind = match of {
-            Place::Arena { slots } => OfferKind::Arena { slots: *slots },
+            Place::Arena { weights, slots } => {
+                OfferKind::Arena { weights: *weights, slots: *slots }
+            }
             Place::Own { policy, kept } => {
                 OfferKind::Own { policy: policy.clone(), capacity: *kept }
             }
@@ -209,6 +225,22 @@ mod tests {
         assert!(arena(40).is_free(&[&claim], &[], limits(1)));
         assert!(!arena(41).is_free(&[&claim], &[], limits(1)));
         assert!(!arena(1).is_free(&[&arena(1); 4], &[], limits(1)), "all rows are claimed");
+    }
+
+    #[test]
+    fn arenas_of_other_weights_are_other_groups() {
+        let plain = |is_idle| [offer(&arena(100), 3, is_idle)];
+        assert!(!weighted(8).is_free(&[], &plain(false), limits(1)));
+        assert!(weighted(8).is_free(&[], &plain(true), limits(1)));
+        assert!(weighted(8).is_free(&[], &plain(false), limits(2)));
+        assert!(!weighted(8).is_free(&[&arena(8)], &plain(true), limits(1)), "it is claimed");
+        assert!(!weighted(8).is_free(&[&arena(8)], &[], limits(1)), "another one is to be made");
+        assert!(weighted(40).is_free(&[&weighted(60)], &plain(false), limits(2)));
+        assert!(!weighted(41).is_free(&[&weighted(60)], &plain(false), limits(2)));
+        assert!(
+            weighted(100).is_free(&[&arena(60)], &plain(false), limits(2)),
+            "no slot is shared"
+        );
     }
 
     #[test]

@@ -8,7 +8,7 @@ use kv_core::MemoryReport;
 use kv_parallel::ParallelError;
 use kv_policies::{LayerContext, Policy};
 
-use super::context::ContextInfo;
+use super::context::{ContextInfo, KeptContext};
 use super::group::held_in;
 use super::job::{Job, JobError, JobId, Started, Update};
 use super::places::Place;
@@ -66,24 +66,26 @@ impl Waiting {
         }
     }
 
-    /// Slots of every layer that an arena must have free for a job, or `None` where the job joins
-    /// no arena. `context` has the tokens of the job's context and the slots that a head keeps of
-    /// them.
-    pub(super) fn arena_slots(
-        &self,
-        model: &Model,
-        context: Option<(usize, usize)>,
-    ) -> Option<usize> {
+    /// The place that a job's sequence will take; `None` for documents. `context` is the job's
+    /// context.
+    pub(super) fn place_in(&self, model: &Model, context: Option<KeptContext>) -> Option<Place> {
         let Self::Job { job, .. } = self else { return None };
-        let (config, request) = (model.config(), &job.request);
+        let (config, request, policy) = (model.config(), &job.request, &*job.policy);
         let heads = config.num_kv_heads;
         let tokens = request.tokens.len();
-        if let Some((seen, kept)) = context {
+        if let Some(KeptContext { tokens: seen, slots, weights }) = context {
             let room = room_of(model, seen + tokens, request.new_tokens);
-            return Some(heads * (kept + tokens + room));
+            return Some(Place::Arena { weights, slots: heads * (slots + tokens + room) });
         }
-        let most = most_kept(&*job.policy, config.num_layers, tokens)?;
-        Some(heads * (most + room_of(model, tokens, request.new_tokens)))
+        Some(match most_kept(policy, config.num_layers, tokens) {
+            Some(most) => {
+                let slots = heads * (most + room_of(model, tokens, request.new_tokens));
+                Place::Arena { weights: policy.capabilities().weights, slots }
+            }
+            None => {
+                Place::Own { policy: Arc::new(policy.config()), kept: policy.least_kept(tokens) }
+            }
+        })
     }
 }
 

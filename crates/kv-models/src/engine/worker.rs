@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use kv_core::MemoryReport;
 use kv_parallel::ParallelError;
-use kv_policies::Policy;
+use kv_policies::{Policy, SlotWeights};
 
 use super::context::{ContextInfo, Contexts};
 use super::group::{Group, arena_slots};
@@ -29,7 +29,7 @@ use super::row::{Failed, Updates};
 use super::script::{Script, Told, Turn};
 use super::start::{Opened, Ready, Starting, Waiting, open};
 use super::{EngineOptions, State};
-use crate::{ArenaKind, Decoder, Finish, Model, ModelError};
+use crate::{Decoder, Finish, Model, ModelError};
 
 /// How long a job may be overtaken by jobs that fit where it does not.
 const OVERTAKEN: Duration = Duration::from_secs(5);
@@ -156,7 +156,7 @@ impl<'a> Worker<'a> {
         contexts.keep_only(&shared);
         state.note_contexts(contexts.lengths());
         let heads = model.config().num_kv_heads.max(1);
-        let most_slots = arena_slots(model, ArenaKind::default(), &options) / heads;
+        let most_slots = arena_slots(model, SlotWeights::NONE, &options) / heads;
         state.most_slots.store(most_slots, Ordering::Release);
         let prefixes = Prefixes::new(options.prefix_bytes);
         let pace = Pace::new(options.prefill_share);
@@ -351,10 +351,11 @@ impl<'a> Worker<'a> {
                 if let (Some(name), Some(None)) = (context, kept) {
                     return Err(self.contexts.unknown(name));
                 }
-                let Some(needed) = waiting.arena_slots(self.model, kept.flatten()) else {
+                let place = waiting.place_in(self.model, kept.flatten());
+                let Some(Place::Arena { weights, slots: needed }) = place else {
                     return self.check_least(job);
                 };
-                let all = arena_slots(self.model, ArenaKind::default(), &self.options);
+                let all = arena_slots(self.model, weights, &self.options);
                 if needed <= all {
                     return Ok(());
                 }
@@ -459,9 +460,7 @@ impl<'a> Worker<'a> {
         let longest = self.starting.first().map_or(usize::MAX, |first| first.length() / SHORTER);
         let mut claims = self.claims();
         let offers: Vec<Offer> = self.groups.iter().map(Group::offer).collect();
-        let slots = arena_slots(self.model, ArenaKind::default(), &self.options);
         let groups = self.options.groups.max(1);
-        let limits = Limits { groups, arena: (self.options.rows, slots) };
         for (at, waiting) in self.queue.iter().enumerate() {
             let Some(place) = self.place(waiting) else {
                 if waiting.length() <= longest {
@@ -472,6 +471,8 @@ impl<'a> Worker<'a> {
             let serves = |offer: &Offer| offer.serves(&place);
             let may = late.is_none() || (place.is_arena() && offers.iter().any(serves));
             let claimed: Vec<&Place> = claims.iter().collect();
+            let slots = arena_slots(self.model, place.weights(), &self.options);
+            let limits = Limits { groups, arena: (self.options.rows, slots) };
             if may && waiting.length() <= longest && place.is_free(&claimed, &offers, limits) {
                 return Some(at);
             }
@@ -522,13 +523,7 @@ impl<'a> Worker<'a> {
             Some(name) => Some(self.contexts.kept(name)?),
             None => None,
         };
-        Some(match waiting.arena_slots(self.model, kept) {
-            Some(slots) => Place::Arena { slots },
-            None => {
-                let kept = job.policy.least_kept(job.request.tokens.len());
-                Place::Own { policy: Arc::new(job.policy.config()), kept }
-            }
-        })
+        waiting.place_in(self.model, kept)
     }
 
     /// Computes some layers of the prompts that are on their way, in turns, or all layers where

@@ -13,7 +13,6 @@ use kv_policies::LayerContext;
 use super::Session;
 use super::penalty::Penalty;
 use crate::{ModelError, Result, Sampling};
-pub use joins::ArenaKind;
 
 /// Steps of a kind before one is recorded: kernels are compiled and tuned at their first use.
 const WARM_UP: usize = 2;

@@ -100,6 +100,8 @@ pub struct Capabilities {
     /// Choices of a prompt or of decode steps are drawn from the request's seed: two requests with
     /// one prompt and different seeds hold different slots.
     pub draws: bool,
+    /// The weights that the slots of a compressed prompt have.
+    pub weights: SlotWeights,
     /// The choice of a prompt, or the decode steps behind another policy's choice, make sense by
     /// themselves, so that the policy may be a part of [`crate::Combine`].
     pub combines: bool,
@@ -123,9 +125,38 @@ impl Default for Capabilities {
             compares_hidden: false,
             renumbers: false,
             draws: false,
+            weights: SlotWeights::NONE,
             combines: true,
             target: None,
             block_of_sums: None,
+        }
+    }
+}
+
+/// The weights that slots have beside keys and values. Attention reads them at every step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct SlotWeights {
+    /// Each slot has a weight, as a logarithm ([`LayerCache::log_weights`]).
+    pub weighted: bool,
+    /// Each value has a weight of its own in the numerator ([`NUMERATORS`]).
+    pub numerators: bool,
+}
+
+impl SlotWeights {
+    /// Every slot counts once.
+    pub const NONE: Self = Self { weighted: false, numerators: false };
+
+    /// The weights that the slots of a cache have.
+    pub fn of(cache: &LayerCache) -> Self {
+        let weighted = cache.log_weights().is_some();
+        Self { weighted, numerators: cache.track(NUMERATORS).is_some() }
+    }
+
+    /// The weights of both.
+    pub fn union(self, other: Self) -> Self {
+        Self {
+            weighted: self.weighted || other.weighted,
+            numerators: self.numerators || other.numerators,
         }
     }
 }
@@ -393,11 +424,15 @@ pub(crate) fn fill<P: Policy + ?Sized>(
 ) -> Result<LayerCache> {
     let room = policy.room(observation, new_tokens)?;
     let mut cache = observation.cache(&plan.selection, room, options)?;
-    if let Some(weights) = &plan.log_weights {
-        cache.set_live_log_weights(weights)?;
+    // The weights are there even where the plan keeps the whole prompt: which arena a sequence
+    // joins must be known before its prompt is computed.
+    let slots = plan.selection.total();
+    let SlotWeights { weighted, numerators } = policy.capabilities().weights;
+    if let Some(weights) = plan.log_weights.or_else(|| weighted.then(|| vec![0.0; slots])) {
+        cache.set_live_log_weights(&weights)?;
     }
-    if let Some(numerators) = &plan.numerators {
-        cache.set_live_track(NUMERATORS, numerators, 1.0)?;
+    if let Some(numerators) = plan.numerators.or_else(|| numerators.then(|| vec![1.0; slots])) {
+        cache.set_live_track(NUMERATORS, &numerators, 1.0)?;
     }
     policy.init_cache(&mut cache, observation, &plan.selection)?;
     Ok(cache)

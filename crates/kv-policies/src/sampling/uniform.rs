@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::policy::config::{Config, config_of};
 use crate::policy::generator::generator;
 use crate::sampling::exact_ends::exact_ends;
-use crate::{Capabilities, Observation, Plan, Policy, Result};
+use crate::{Capabilities, Observation, Plan, Policy, Result, SlotWeights};
 
 /// Uniform sampling with reweighting, the baseline of BalanceKV: of the `n` tokens between sinks
 /// and recents, `m` are drawn without replacement, independently per sequence and key-value head,
@@ -50,7 +50,8 @@ impl Policy for Uniform {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { draws: true, ..Capabilities::default() }
+        let weights = SlotWeights { weighted: true, numerators: false };
+        Capabilities { draws: true, weights, ..Capabilities::default() }
     }
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {

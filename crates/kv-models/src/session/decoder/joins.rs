@@ -15,7 +15,7 @@ use std::thread;
 use burn::tensor::{DType, Tensor};
 use kv_core::{CacheOptions, KvCache, LayerCache, NUMERATORS};
 use kv_kernels::device_work;
-use kv_policies::Policy;
+use kv_policies::{Policy, SlotWeights};
 
 use super::{Decoder, Session, Stage, WARM_UP};
 use crate::{Model, Result};
@@ -35,17 +35,17 @@ impl<'a> Session<'a> {
         rows: usize,
         slots: usize,
         most: usize,
-        kind: ArenaKind,
+        weights: SlotWeights,
     ) -> Result<Self> {
         let _work = device_work();
         let llama = model.llama();
         let config = llama.config();
         let mut options = CacheOptions::new(&llama.device(), llama.dtype());
-        options.weighted = kind.weighted;
+        options.weighted = weights.weighted;
         let shape = [rows, config.num_kv_heads, config.head_dim];
         let layers = (0..config.num_layers).map(|_| {
             let mut layer = LayerCache::arena(shape, slots, most, options.clone());
-            if kind.numerators {
+            if weights.numerators {
                 let [slots, _] = layer.keys().dims();
                 let ones = Tensor::ones([slots], (&llama.device(), DType::F32));
                 layer.set_track(NUMERATORS, ones, 1.0)?;
@@ -94,13 +94,11 @@ impl<'a> Session<'a> {
         self.cache.layers.iter().all(held)
     }
 
-    /// The kind of arena that the sequence may join.
-    pub fn arena_kind(&self) -> ArenaKind {
-        let layers = || self.cache.layers.iter();
-        ArenaKind {
-            weighted: layers().any(|layer| layer.log_weights().is_some()),
-            numerators: layers().any(|layer| layer.track(NUMERATORS).is_some()),
-        }
+    /// The weights that slots have. The slots of an arena have as many as those of each sequence
+    /// that joins it.
+    pub fn slot_weights(&self) -> SlotWeights {
+        let layers = self.cache.layers.iter().map(SlotWeights::of);
+        layers.fold(SlotWeights::NONE, SlotWeights::union)
     }
 
     fn idle(model: &'a Model, policy: Arc<dyn Policy>, cache: KvCache) -> Self {
@@ -121,22 +119,13 @@ impl<'a> Session<'a> {
     }
 }
 
-/// What the attention of an arena's steps reads beside keys and values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub struct ArenaKind {
-    /// Slots have weights.
-    pub weighted: bool,
-    /// Values have weights of their own in the numerator ([`NUMERATORS`]).
-    pub numerators: bool,
-}
-
 impl<'a> Decoder<'a> {
     /// Whether a sequence of another decoder can join any row of this one. An arena also needs room
     /// for it.
     pub fn accepts(&self, one: &Decoder<'_>) -> bool {
         let (own, other) = (&self.session, &one.session);
         if own.cache.layers.iter().any(LayerCache::is_arena) {
-            return other.appends_only() && own.arena_kind() == other.arena_kind();
+            return other.appends_only() && own.slot_weights() == other.slot_weights();
         }
         let mut layers = own.cache.layers.iter().zip(&other.cache.layers);
         own.cache.origin == other.cache.origin && layers.all(|(own, other)| own.accepts(other))

@@ -24,7 +24,7 @@ use crate::policy::evictor::{evictor_of, evictor_part};
 use crate::policy::forward::forward;
 use crate::{
     Attended, Capabilities, Composition, Eviction, EvictionPolicy, LayerContext, Merge, Needs,
-    Observation, Plan, Policy, RecentAttention, Result, Scorer, StepPlan,
+    Observation, Plan, Policy, RecentAttention, Result, Scorer, SlotWeights, StepPlan,
 };
 
 pub use archive::{Archive, Transfers};
@@ -153,8 +153,15 @@ impl Policy for KeepKv {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let Capabilities { compares_heads, draws, .. } = self.evictor.capabilities();
-        Capabilities { changes_decode: true, compares_heads, draws, ..Capabilities::default() }
+        let Capabilities { compares_heads, draws, weights, .. } = self.evictor.capabilities();
+        Capabilities {
+            changes_decode: true,
+            compares_heads,
+            draws,
+            // Votes are weights, there from the start, so that steps allocate nothing.
+            weights: weights.union(SlotWeights { weighted: true, numerators: false }),
+            ..Capabilities::default()
+        }
     }
 
     fn plan(&self, layer: LayerContext, cache: &LayerCache) -> Result<StepPlan<'_>> {

@@ -76,10 +76,6 @@ impl KeepKv {
         let fresh = if self.options.absolute_step { 0.0 } else { LOG_OF_NO_SCORE };
         kept.set_track(cache, LOG_SAMPLES, &samples, fresh)?;
         votes::init_cache(cache)?;
-        if cache.log_weights().is_none() {
-            // The weights are there from the start, so that steps allocate nothing.
-            cache.set_live_log_weights(&vec![0.0; selection.total()])?;
-        }
         let mut groups = Groups::of_prompts(selection, tokens, &kept)?;
         let slots = selection.lengths().iter().copied().min().unwrap_or_default();
         if self.options.spare_protected && !groups.is_empty() {

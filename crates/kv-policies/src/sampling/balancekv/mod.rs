@@ -31,7 +31,7 @@ use crate::policy::config::{Config, config_of, invalid};
 use crate::policy::fill;
 use crate::policy::generator::generator;
 use crate::sampling::exact_ends::exact_ends;
-use crate::{Capabilities, Observation, OwnedObservation, Plan, Policy, Result};
+use crate::{Capabilities, Observation, OwnedObservation, Plan, Policy, Result, SlotWeights};
 
 pub use anchors::AnchorRule;
 use anchors::{Candidates, by_block_mean, without};
@@ -202,6 +202,7 @@ impl Policy for BalanceKv {
             needs_all_layers: by_blocks,
             compares_heads: by_blocks,
             draws: true,
+            weights: SlotWeights { weighted: true, numerators: self.official },
             ..Capabilities::default()
         }
     }

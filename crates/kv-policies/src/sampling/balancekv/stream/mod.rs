@@ -23,7 +23,10 @@ use crate::policy::check::Check;
 use crate::policy::config::{Config, config_of, invalid};
 use crate::policy::generator::generator;
 use crate::sampling::exact_ends::exact_ends;
-use crate::{Capabilities, LayerContext, Observation, Plan, Policy, Result, StepPlan, StepUpdate};
+use crate::{
+    Capabilities, LayerContext, Observation, Plan, Policy, Result, SlotWeights, StepPlan,
+    StepUpdate,
+};
 use head::Head;
 use sizes::Sizes;
 use take::weights;
@@ -277,7 +280,8 @@ impl Policy for BalanceKvStream {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { changes_decode: true, draws: true, ..Capabilities::default() }
+        let weights = SlotWeights { weighted: true, numerators: !self.joint };
+        Capabilities { changes_decode: true, draws: true, weights, ..Capabilities::default() }
     }
 
     /// Steps are recordable but for the ones that take a batch.
