@@ -11,6 +11,7 @@ mod plain;
 mod prefill;
 mod prefix;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn::module::{Module, Param};
@@ -38,7 +39,8 @@ pub struct Llama {
     embedding: Param<Tensor<2>>,
     layers: Vec<Layer>,
     norm: RmsNorm,
-    /// The output projection; `None` if it is the embedding.
+    /// The rank's rows of the output projection; `None` if it is the embedding, which every rank
+    /// has whole.
     head: Option<Linear>,
     #[module(skip)]
     rope: RotaryTable,
@@ -54,6 +56,9 @@ pub struct Llama {
     /// Key-value heads of all ranks together.
     #[module(skip)]
     all_kv_heads: usize,
+    /// Tokens whose logits the rank computes.
+    #[module(skip)]
+    head_rows: Range<usize>,
 }
 
 impl Llama {
@@ -106,13 +111,25 @@ impl Llama {
     ///
     /// # Errors
     /// [`crate::ModelError::Kernel`] for hidden states that are not of the model's width, dtype and
-    /// device.
+    /// device, and the errors of the ranks' sum.
     pub fn logits(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
-        let logits = match &self.head {
-            Some(head) => head.forward(hidden),
-            None => linear_product(hidden, self.embedding.val(), LinearOptions::default()),
+        let (vocabulary, rows) = (self.config.vocab_size, self.head_rows.clone());
+        let is_part = rows.len() < vocabulary;
+        let own = match &self.head {
+            Some(head) => head.forward(hidden)?,
+            None => {
+                let embedding = self.embedding.val();
+                let own = if is_part { embedding.slice_dim(0, rows.clone()) } else { embedding };
+                linear_product(hidden, own, LinearOptions::default())?
+            }
         };
-        Ok(logits?.cast(DType::F32))
+        if !is_part {
+            return Ok(own.cast(DType::F32));
+        }
+        // Each logit is one rank's, and a sum with zeros leaves its bits as they are.
+        let zeros = Tensor::zeros([own.dims()[0], vocabulary], (&own.device(), own.dtype()));
+        let padded = zeros.slice_assign([0..own.dims()[0], rows], own);
+        Ok(self.ranks.all_reduce(padded)?.cast(DType::F32))
     }
 
     /// Embeddings of tokens `[N]`, `[N, hidden]`.

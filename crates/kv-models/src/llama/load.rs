@@ -147,7 +147,7 @@ impl Source for Random<'_> {
 
 impl Llama {
     /// Loads a rank's part of the decoder: some heads and some columns of the MLP of every layer,
-    /// the whole embedding and output projection. [`kv_parallel::Solo`] has all of it. `config` is
+    /// some rows of the output projection, and the whole embedding. [`kv_parallel::Solo`] has all of it. `config` is
     /// the whole model's. Where it leaves it open, the weights decide their type and whether the
     /// output projection is the embedding; the decoder's configuration then says so.
     ///
@@ -202,9 +202,15 @@ impl Llama {
             .map(|index| build_layer(&config, shard, source, index))
             .collect::<Result<_>>()?;
         let norm = source.vector("model.norm.weight", [hidden], Sharing::Whole)?;
+        // A vocabulary that the ranks cannot divide equally is every rank's.
+        let vocabulary = config.vocab_size;
+        let (sharing, head_rows) = match shard.range("tokens of the vocabulary", vocabulary) {
+            Ok(rows) => (Sharing::Rows, rows),
+            Err(_) => (Sharing::Whole, 0..vocabulary),
+        };
         let head = match shared {
             Some(_) => None,
-            None => Some(Linear::new(source.matrix(HEAD, shape, Sharing::Whole)?, None)),
+            None => Some(Linear::new(source.matrix(HEAD, shape, sharing)?, None)),
         };
         Ok(Self {
             embedding: Param::from_tensor(packed(embedding)),
@@ -215,6 +221,7 @@ impl Llama {
             frequencies: inverse_frequencies(&config).into(),
             all_kv_heads: config.num_kv_heads,
             config: ModelConfig { tie_embeddings: config.tie_embeddings, ..part },
+            head_rows,
             dtype,
             ranks,
         })
