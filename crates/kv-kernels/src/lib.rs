@@ -56,6 +56,8 @@ mod cis;
 mod components;
 mod layers;
 mod merge;
+#[cfg(feature = "cuda")]
+mod peers;
 mod quantized;
 mod select;
 mod share;
@@ -107,6 +109,8 @@ pub use merge::nearest_slots::{
     Nearest, NearestSlotsOptions, NearestSlotsStrategy, SlotLists, nearest_slots,
 };
 pub use merge::takes::{TAKES_ANY, TAKES_NONE, TAKES_SIMILAR};
+#[cfg(feature = "cuda")]
+pub use peers::{HANDLE as INBOX_HANDLE, Inbox, MOST_PEER_BYTES, PeerError, PeerSums};
 pub use quantized::pool::{QuantizedBits, QuantizedPool};
 pub use quantized::quantize_slots::quantize_slots;
 pub use quantized::quantized_attention::{

@@ -4,11 +4,15 @@
 //! cargo run --release -p kv-parallel --features cuda --example all_reduce -- --ranks 2
 //! ```
 //!
+//! With `KV_DIRECT_SUMS=1` in the environment, kernels that write into the other ranks' memory add
+//! what they can, rather than NCCL.
+//!
 //! A chain is a multiplication and a sum, many times over, as between the products of a model's
 //! layers; its time is the median of several chains, divided by their links. The sum alone is the
 //! chain with sums less the chain without.
 
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Result;
@@ -16,7 +20,7 @@ use burn::tensor::{DType, Device, Tensor};
 use clap::Parser;
 use kv_core::{DeviceChoice, select_device};
 use kv_kernels::Recording;
-use kv_parallel::{Ranks, Role};
+use kv_parallel::{Collective, Meeting, Ranks, Role};
 use statrs::statistics::{Data, OrderStatistics};
 
 /// Times sums over ranks.
@@ -28,6 +32,9 @@ struct Args {
     /// The device.
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
+    /// Let all ranks use the first GPU, and add without NCCL: right sums, but not their times
+    #[arg(long)]
+    share_gpu: bool,
     /// Numbers that are added, in bf16.
     #[arg(long, value_delimiter = ',', default_value = "4096,8192,32768,262144,524288")]
     numbers: Vec<usize>,
@@ -44,8 +51,12 @@ fn main() -> Result<ExitCode> {
         Role::Starter(code) => return Ok(code),
         Role::Rank(ranks) => ranks,
     };
-    let device = select_device(args.device.of_process(ranks.local()))?;
-    let collective = ranks.collective(&device)?;
+    let local = if args.share_gpu { 0 } else { ranks.local() };
+    let device = select_device(args.device.of_process(local))?;
+    let collective = match (args.share_gpu, ranks.meeting()) {
+        (true, Some(meeting)) => direct(meeting, &device)?,
+        _ => ranks.collective(&device)?,
+    };
     if ranks.shard().is_first() {
         println!("us a link: multiplication; multiplication and sum; the sum alone");
         println!("{:>9} {:>24} {:>24}", "numbers", "launched", "recorded");
@@ -65,6 +76,16 @@ fn main() -> Result<ExitCode> {
     }
     ranks.finish();
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(feature = "cuda")]
+fn direct(meeting: &Meeting, device: &Device) -> Result<Arc<dyn Collective>> {
+    Ok(Arc::new(kv_parallel::Direct::new(meeting, device)?))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn direct(_: &Meeting, _: &Device) -> Result<Arc<dyn Collective>> {
+    anyhow::bail!("build with `--features cuda` for --share-gpu")
 }
 
 /// Microseconds of a link; `None` where the device cannot record.

@@ -88,6 +88,12 @@ pub enum ParallelError {
         /// Why it failed.
         reason: String,
     },
+    /// Ranks cannot add by writing into each other's memory.
+    #[error("sums through the memory of other GPUs: {reason}")]
+    Direct {
+        /// What failed.
+        reason: String,
+    },
     /// NCCL cannot be used.
     #[error("NCCL cannot be used: {reason}")]
     Nccl {

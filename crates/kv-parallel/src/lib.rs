@@ -1,6 +1,8 @@
 #![doc = include_str!("../README.md")]
 
 mod collective;
+#[cfg(feature = "cuda")]
+mod direct;
 mod error;
 #[cfg(feature = "cuda")]
 mod nccl;
@@ -10,6 +12,8 @@ mod shard;
 mod threads;
 
 pub use collective::{Collective, Solo};
+#[cfg(feature = "cuda")]
+pub use direct::Direct;
 pub use error::{ParallelError, Result};
 #[cfg(feature = "cuda")]
 pub use nccl::Nccl;

@@ -6,7 +6,7 @@ use burn::tensor::distributed::{ReduceOperation, all_reduce};
 use burn::tensor::{Device, DeviceType, Tensor};
 
 use crate::processes::environment::NCCL;
-use crate::{Collective, ParallelError, Result, Shard};
+use crate::{Collective, Direct, ParallelError, Result, Shard};
 
 /// The library, as it is loaded at run time.
 const LIBRARY: &str = "libnccl.so";
@@ -19,6 +19,8 @@ const LIBRARY: &str = "libnccl.so";
 pub struct Nccl {
     shard: Shard,
     devices: Vec<Device>,
+    /// Adds small tensors.
+    direct: Option<Direct>,
 }
 
 impl Nccl {
@@ -48,7 +50,13 @@ impl Nccl {
                  of that name to libnccl.so.2 on LD_LIBRARY_PATH"
             ));
         }
-        Ok(Self { shard, devices: devices.into_iter().take(world).collect() })
+        Ok(Self { shard, devices: devices.into_iter().take(world).collect(), direct: None })
+    }
+
+    /// Adds small tensors by kernels that write into the other ranks' memory. All ranks must.
+    #[must_use]
+    pub fn with_direct(self, direct: Direct) -> Self {
+        Self { direct: Some(direct), ..self }
     }
 
     /// This rank's device.
@@ -63,6 +71,9 @@ impl Collective for Nccl {
     }
 
     fn all_reduce(&self, tensor: Tensor<2>) -> Result<Tensor<2>> {
+        if let Some(direct) = self.direct.as_ref().filter(|_| Direct::takes(&tensor)) {
+            return direct.all_reduce(tensor);
+        }
         Ok(all_reduce(tensor, ReduceOperation::Sum, self.devices.clone()).resolve())
     }
 }

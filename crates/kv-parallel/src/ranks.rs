@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 
+#[cfg(feature = "cuda")]
+use crate::processes::environment::DIRECT;
 use crate::processes::environment::{NCCL, Place};
 use crate::processes::meeting::Meeting;
 use crate::processes::start;
@@ -81,15 +83,28 @@ impl Ranks {
         self.meeting.as_ref()
     }
 
-    /// How the ranks add tensors of a device: through NCCL on CUDA, else through connections.
+    /// How the ranks add tensors of a device: through NCCL on CUDA, else through connections. With
+    /// `KV_DIRECT_SUMS=1` in the environment of all ranks, small tensors on CUDA are added by kernels
+    /// that write into the other ranks' memory. All ranks call it.
     ///
     /// # Errors
-    /// [`ParallelError::Nccl`].
+    /// [`ParallelError::Nccl`], [`ParallelError::RankLeft`].
     pub fn collective(&self, device: &Device) -> Result<Arc<dyn Collective>> {
         let Some(meeting) = &self.meeting else { return Ok(Arc::new(Solo)) };
         #[cfg(feature = "cuda")]
         if Device::enumerate(burn::tensor::DeviceType::Cuda).iter().any(|d| d == device) {
-            return Ok(Arc::new(crate::Nccl::new(self.shard)?));
+            let nccl = crate::Nccl::new(self.shard)?;
+            if env::var_os(DIRECT).is_none_or(|value| value != "1") {
+                return Ok(Arc::new(nccl));
+            }
+            return Ok(Arc::new(match crate::Direct::new(meeting, device) {
+                Ok(direct) => nccl.with_direct(direct),
+                Err(error @ ParallelError::Direct { .. }) => {
+                    tracing::warn!("{error}; NCCL adds small tensors, too");
+                    nccl
+                }
+                Err(error) => return Err(error),
+            }));
         }
         let _ = device;
         Ok(Arc::clone(meeting) as Arc<dyn Collective>)

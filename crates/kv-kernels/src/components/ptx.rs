@@ -239,3 +239,37 @@ pub(crate) fn write_far(low: u32, high: u32, at: u32, word: u32) {
         low = in(_) low, high = in(_) high, at = in(_) at, word = in(_) word
     );
 }
+
+/// Writes a line of an inbox, `16 at` bytes from an address in two halves: two words, and the turn
+/// beside each. A word and its turn arrive together.
+#[cube]
+#[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
+pub(crate) fn write_line(low: u32, high: u32, at: u32, first: u32, second: u32, turn: u32) {
+    let (low, high, at, turn) = (low | 0u32, high | 0u32, at | 0u32, turn | 0u32);
+    let (first, second) = (first | 0u32, second | 0u32);
+    gpu_asm!(
+        "{{\n .reg .b64 to;\n mov.b64 to, {{{low}, {high}}};\n",
+        "mad.wide.u32 to, {at}, 16, to;\n",
+        "st.volatile.global.v4.u32 [to], {{{first}, {turn}, {second}, {turn}}};\n }}",
+        low = in(_) low, high = in(_) high, at = in(_) at, first = in(_) first,
+        second = in(_) second, turn = in(_) turn
+    );
+}
+
+/// Waits until both words of a line are of this turn, and returns them.
+#[cube]
+#[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
+pub(crate) fn read_line(low: u32, high: u32, at: u32, turn: u32) -> Vector<u32, Const<2>> {
+    let (low, high, at, turn) = (low | 0u32, high | 0u32, at | 0u32, turn | 0u32);
+    let mut both = Vector::<u32, Const<2>>::empty();
+    gpu_asm!(
+        "{{\n .reg .b64 from, words;\n .reg .b32 first, second, of_first, of_second;\n",
+        ".reg .pred early;\n mov.b64 from, {{{low}, {high}}};\n",
+        "mad.wide.u32 from, {at}, 16, from;\n",
+        "WAIT:\n ld.volatile.global.v4.u32 {{first, of_first, second, of_second}}, [from];\n",
+        "setp.ne.u32 early, of_first, {turn};\n setp.ne.or.u32 early, of_second, {turn}, early;\n",
+        "@early bra WAIT;\n mov.b64 words, {{first, second}};\n mov.b64 {both}, words;\n }}",
+        both = out(_) both, low = in(_) low, high = in(_) high, at = in(_) at, turn = in(_) turn
+    );
+    both
+}

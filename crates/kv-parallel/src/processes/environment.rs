@@ -15,6 +15,9 @@ const LAUNCHERS: [[&str; 3]; 3] = [
 pub(super) const MEETING: &str = "KV_MEETING";
 /// Where NCCL's ranks meet. NCCL reads it itself.
 pub(crate) const NCCL: &str = "NCCL_COMM_ID";
+/// Whether kernels add small tensors through the memory of other GPUs: `1`.
+#[cfg(feature = "cuda")]
+pub(crate) const DIRECT: &str = "KV_DIRECT_SUMS";
 /// The host and port of torchrun's own meeting, from which the other two are derived.
 const MASTER: [&str; 2] = ["MASTER_ADDR", "MASTER_PORT"];
 

@@ -118,6 +118,21 @@ impl Meeting {
         Ok(yes.first().is_some_and(|&yes| yes as usize == self.shard.world()))
     }
 
+    /// The bytes of all ranks, as many on each, in the order of ranks. All ranks call it.
+    ///
+    /// # Errors
+    /// [`ParallelError::RankLeft`].
+    pub fn gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let (rank, world) = (self.shard.rank(), self.shard.world());
+        // A sum in which each rank has its own place.
+        let mut padded = vec![0.0; world * own.len()];
+        for (place, byte) in padded[rank * own.len()..].iter_mut().zip(own) {
+            *place = f32::from(*byte);
+        }
+        let all: Vec<u8> = self.add(padded)?.into_iter().map(|byte| byte as u8).collect();
+        Ok((0..world).map(|of| all[of * own.len()..(of + 1) * own.len()].to_vec()).collect())
+    }
+
     /// Says that this rank has done its work. A rank that ends without saying so has died, and ends
     /// the others.
     pub fn finish(&self) {
