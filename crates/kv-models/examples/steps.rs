@@ -15,11 +15,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use burn::tensor::DType;
+use burn::tensor::{DType, Tensor};
 use clap::{Parser, ValueEnum};
 use kv_core::{Budget, DeviceChoice, select_device};
 use kv_models::{Decoder, Model, Sampling, Session};
-use kv_parallel::{Ranks, Role};
+use kv_parallel::{Collective, Ranks, Role, Shard};
 use kv_policies::{Policy, build, build_named};
 
 /// Logits are compared at each of the first steps, and later where so many steps lie between.
@@ -53,6 +53,9 @@ struct Args {
     /// Divide the model among so many processes, with a GPU each
     #[arg(long, value_name = "RANKS")]
     tensor_parallel: Option<usize>,
+    /// Time what one of so many GPUs computes: the first part of the model, without sums over ranks
+    #[arg(long, value_name = "PARTS", conflicts_with = "tensor_parallel")]
+    part_of: Option<usize>,
     /// Type of weights and cache; without it f32 on the CPU, the model's own elsewhere
     #[arg(long)]
     dtype: Option<Float>,
@@ -69,6 +72,20 @@ enum Float {
     F16,
     /// Half precision with the range of f32
     Bf16,
+}
+
+/// A part of a model without the other parts: sums are its own terms.
+#[derive(Debug)]
+struct Part(Shard);
+
+impl Collective for Part {
+    fn shard(&self) -> Shard {
+        self.0
+    }
+
+    fn all_reduce(&self, tensor: Tensor<2>) -> kv_parallel::Result<Tensor<2>> {
+        Ok(tensor)
+    }
 }
 
 /// What a run has decoded.
@@ -115,7 +132,11 @@ fn run(args: &Args, ranks: &Ranks) -> Result<()> {
         Float::F16 => DType::F16,
         Float::Bf16 => DType::BF16,
     });
-    let model = Model::load_part(&args.model, &device, dtype, ranks.collective(&device)?)?;
+    let collective = match args.part_of {
+        Some(parts) => Arc::new(Part(Shard::new(0, parts)?)),
+        None => ranks.collective(&device)?,
+    };
+    let model = Model::load_part(&args.model, &device, dtype, collective)?;
     let policy: Arc<dyn Policy> = match args.policy.starts_with('{') {
         true => build(&serde_json::from_str(&args.policy)?)?,
         false => build_named(&args.policy, args.budget)?,
