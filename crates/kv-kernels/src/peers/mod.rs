@@ -40,7 +40,8 @@ pub const MOST_PEER_BYTES: usize = LINES * LINE_BYTES;
 /// Bytes of numbers in a line of an inbox.
 const LINE_BYTES: usize = 8;
 
-/// A rank's connections to the inboxes of all ranks.
+/// A rank's connections to the inboxes of all ranks. Sums are counted, so that one thread, whose
+/// launches come in one order, must make all of them.
 #[derive(Debug)]
 pub struct PeerSums {
     rank: usize,
