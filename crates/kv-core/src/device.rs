@@ -175,6 +175,17 @@ pub fn device_name(device: &Device) -> String {
     "cpu".into()
 }
 
+/// Whether a device is the CPU, where ops run in loops of the host.
+pub fn is_cpu(device: &Device) -> bool {
+    #[cfg(any(feature = "cuda", feature = "wgpu"))]
+    return device.identity().is_none();
+    #[cfg(not(any(feature = "cuda", feature = "wgpu")))]
+    {
+        let _ = device;
+        true
+    }
+}
+
 fn automatic() -> Result<Device> {
     for feature in ["cuda", "vulkan", "metal", "wgpu"] {
         let devices = enumerate(feature).unwrap_or_default();

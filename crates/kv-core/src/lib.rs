@@ -22,7 +22,7 @@ pub use allocation::{HeadAllocation, LayerAllocation, apportion};
 pub use budget::Budget;
 pub use cache::{KvCache, Mirror, Origin};
 pub use counted::counted;
-pub use device::{DeviceChoice, available_devices, device_name, select_device};
+pub use device::{DeviceChoice, available_devices, device_name, is_cpu, select_device};
 pub use error::Error;
 pub use host::{HostCache, HostLayer};
 pub use layer::state::{

@@ -1,9 +1,9 @@
 //! Small conversions between device tensors and host vectors.
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{Bytes, DType, Device, Int, Tensor, TensorData};
 use kv_kernels::NO_SLOT;
 
-use crate::{Error, Result};
+use crate::{Error, Result, is_cpu};
 
 /// Reads a float tensor of any float dtype as f32, in row-major order. Waits for the device.
 ///
@@ -76,7 +76,22 @@ pub(crate) fn floats<const D: usize>(
 /// Zeros whose rows follow each other without padding: CUDA pads the rows of tensors that are
 /// allocated as matrices, which a pool of slots must not pay for.
 pub fn zero_rows(rows: usize, width: usize, device: &Device, dtype: DType) -> Tensor<2> {
-    Tensor::<1>::zeros([rows * width], (device, dtype)).reshape([rows, width])
+    let zeros = match is_cpu(device) {
+        true => Tensor::<1>::from_data(untouched_zeros(rows * width, dtype), (device, dtype)),
+        false => Tensor::<1>::zeros([rows * width], (device, dtype)),
+    };
+    zeros.reshape([rows, width])
+}
+
+/// Zeros whose pages the system provides when they are first written. The tensor library's own
+/// zeros are written at once, to align them, which takes a second for 2 GiB.
+fn untouched_zeros(count: usize, dtype: DType) -> TensorData {
+    let bytes = match dtype.size() {
+        2 => Bytes::from_elems(vec![0u16; count]),
+        4 => Bytes::from_elems(vec![0u32; count]),
+        size => Bytes::from_elems(vec![0u8; count * size]),
+    };
+    TensorData::from_bytes(bytes, [count], dtype)
 }
 
 /// Rows without padding, which kernels that write in place need; a copy where there is padding.

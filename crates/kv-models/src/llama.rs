@@ -21,6 +21,7 @@ use kv_kernels::{LinearOptions, RotaryTable, linear as linear_product};
 use kv_parallel::Collective;
 use kv_policies::HeadPart;
 
+pub(crate) use decode::BusyRows;
 pub use gradients::KvGradients;
 pub use prefill::{PrefillPass, Prefilled};
 pub(crate) use prefill::{PrefillRun, PromptGroup};

@@ -2,13 +2,55 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kv_core::KvCache;
 use kv_kernels::split_heads;
 use kv_policies::{LayerContext, LayerInput, Policy, Step};
 
 use super::Llama;
 use crate::{ModelError, Result};
+
+/// The rows of a batch that have a sequence. A step leaves out the products of the other rows.
+pub(crate) struct BusyRows {
+    /// `[busy]`
+    rows: Tensor<1, Int>,
+    /// Where each row is among the busy ones, `[B]`; for the other rows, any place.
+    places: Tensor<1, Int>,
+}
+
+impl BusyRows {
+    /// The rows of `batch` rows that are not among the `idle` ones. `None` where all rows are busy,
+    /// or none.
+    pub(crate) fn of(batch: usize, idle: &[usize], device: &Device) -> Option<Self> {
+        let rows: Vec<i32> =
+            (0..batch).filter(|row| !idle.contains(row)).map(|row| row as i32).collect();
+        if rows.is_empty() || rows.len() == batch {
+            return None;
+        }
+        let mut places = vec![0; batch];
+        for (place, &row) in rows.iter().enumerate() {
+            places[row as usize] = place as i32;
+        }
+        let ints = |numbers: &[i32]| Tensor::from_data(numbers, (device, DType::I32));
+        Some(Self { rows: ints(&rows), places: ints(&places) })
+    }
+
+    /// The busy rows of `[B, width]`.
+    fn take(rows: Option<&Self>, all: Tensor<2>) -> Tensor<2> {
+        match rows {
+            Some(own) => all.select(0, own.rows.clone()),
+            None => all,
+        }
+    }
+
+    /// `[B, width]` of the busy rows. Other rows have the numbers of a busy one.
+    fn spread(rows: Option<&Self>, busy: Tensor<2>) -> Tensor<2> {
+        match rows {
+            Some(own) => busy.select(0, own.places.clone()),
+            None => busy,
+        }
+    }
+}
 
 impl Llama {
     /// One decode step: appends a token to every sequence and returns the next tokens' logits,
@@ -28,40 +70,43 @@ impl Llama {
         let batch = tokens.len();
         let ids = self.upload(tokens);
         let positions = self.positions(cache, 1).reshape([batch]);
-        let logits = self.decode_at(ids, positions, cache, policy)?;
+        let logits = self.decode_at(ids, positions, cache, policy, None)?;
         self.advance(cache, policy);
         Ok(logits)
     }
 
     /// One decode step of tokens `[B]` at positions `[B]`, both on the device, without the host's
-    /// part. It can be recorded.
+    /// part. It can be recorded. Where `rows` are given, only their logits mean something.
     pub(crate) fn decode_at(
         &self,
         tokens: Tensor<1, Int>,
         positions: Tensor<1, Int>,
         cache: &mut KvCache,
         policy: &dyn Policy,
+        rows: Option<&BusyRows>,
     ) -> Result<Tensor<2>> {
         let [batch] = tokens.dims();
         let config = &self.config;
         let width = config.num_query_heads * config.head_dim;
-        let mut hidden = self.embed(tokens);
+        let mut hidden = BusyRows::take(rows, self.embed(tokens));
         let count = self.layers.len();
         let board = Arc::default();
         let factor = config.rope_scaling.attention_factor();
         for (index, (layer, slots)) in self.layers.iter().zip(&mut cache.layers).enumerate() {
-            let projected = layer.project(hidden.clone())?;
+            let projected = BusyRows::spread(rows, layer.project(hidden.clone())?);
             let heads = Arc::new(layer.heads(config, &self.rope));
             let frequencies = self.frequencies.clone();
-            let input = LayerInput { hidden: hidden.clone(), norm: layer.attention_norm.of_rows() };
+            let of_all = BusyRows::spread(rows, hidden.clone());
+            let input = LayerInput { hidden: of_all, norm: layer.attention_norm.of_rows() };
             let step = Step::projected(projected, heads, positions.clone(), frequencies)
                 .with_rope_factor(factor)
                 .with_input(input)
                 .with_board(Arc::clone(&board));
             let attention = policy.step(LayerContext { index, count }, slots, step)?;
-            hidden = layer.finish(hidden, attention.reshape([batch, width]), self.ranks())?;
+            let attention = BusyRows::take(rows, attention.reshape([batch, width]));
+            hidden = layer.finish(hidden, attention, self.ranks())?;
         }
-        self.logits(self.norm.forward(hidden)?)
+        Ok(BusyRows::spread(rows, self.logits(self.norm.forward(hidden)?)?))
     }
 
     /// The host's part of a decode step.

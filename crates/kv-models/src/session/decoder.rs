@@ -6,12 +6,13 @@ mod joins;
 use std::collections::BTreeMap;
 
 use burn::tensor::{Int, Tensor};
-use kv_core::KvCache;
+use kv_core::{KvCache, is_cpu};
 use kv_kernels::{DrawState, Reading, Recording, StepGraph, device_work, draw};
 use kv_policies::LayerContext;
 
 use super::Session;
 use super::penalty::Penalty;
+use crate::llama::BusyRows;
 use crate::{ModelError, Result, Sampling};
 
 /// Steps of a kind before one is recorded: kernels are compiled and tuned at their first use.
@@ -502,22 +503,30 @@ impl<'a> Decoder<'a> {
     /// Runs a step, and the host's part of it.
     fn eager_step(&mut self) -> Result<Tensor<1, Int>> {
         let _work = device_work();
-        let Session { model, cache, .. } = &self.session;
+        let Session { model, cache, ended, .. } = &self.session;
         let [batch] = self.state.tokens().dims();
         let positions = model.llama().positions(cache, 1).reshape([batch]);
         self.counts.launched += 1;
-        self.step_at(positions)
+        // On a CPU a product's time grows with its rows. GPUs read the weights once for all rows,
+        // and compile kernels for numbers of rows.
+        let device = model.llama().device();
+        let busy = is_cpu(&device).then(|| BusyRows::of(batch, ended, &device)).flatten();
+        self.step_at(positions, busy.as_ref())
     }
 
     /// Runs a step without the host's part.
     fn device_step(&mut self) -> Result<Tensor<1, Int>> {
-        self.step_at(self.state.positions().clone())
+        self.step_at(self.state.positions().clone(), None)
     }
 
-    fn step_at(&mut self, positions: Tensor<1, Int>) -> Result<Tensor<1, Int>> {
+    fn step_at(
+        &mut self,
+        positions: Tensor<1, Int>,
+        busy: Option<&BusyRows>,
+    ) -> Result<Tensor<1, Int>> {
         let Session { model, policy, cache, logits, .. } = &mut self.session;
         let tokens = self.state.tokens().clone();
-        *logits = model.llama().decode_at(tokens, positions, cache, &**policy)?;
+        *logits = model.llama().decode_at(tokens, positions, cache, &**policy, busy)?;
         if let Some(penalty) = &mut self.penalty {
             penalty.add(self.state.tokens().clone());
         }
