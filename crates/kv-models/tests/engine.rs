@@ -1,9 +1,10 @@
 //! Engines: jobs that come and go get what they get alone.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device};
 use kv_models::{
@@ -832,4 +833,41 @@ fn second_tokens_do_not_wait_for_a_row() {
         assert_eq!(tokens, [40, 40]);
         assert_eq!(between, [0, 0], "{rows} rows: tokens of the other job between the first two");
     }
+}
+
+/// Two clients send one request after another under one configuration, so that its group never is
+/// idle. A request of another configuration gets its turn all the same, and so do they.
+#[test]
+fn a_group_runs_empty_for_another_configuration() {
+    let engine = engine(&cpu().device, EngineOptions { groups: 2, ..small() });
+    let prompt: Vec<u32> = (0..60).map(|at| 3 + at % 60).collect();
+    let h2o = |budget: usize| json!({"policy": "h2o", "budget": budget});
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let clients: Vec<_> = (0..2)
+            .map(|client: u64| {
+                let (engine, is_over, prompt) = (&engine, &is_over, &prompt);
+                scope.spawn(move || {
+                    // They never end together.
+                    thread::sleep(Duration::from_millis(30 * client));
+                    let mut served = 0;
+                    while !is_over.load(Ordering::Relaxed) {
+                        run_job(engine, job(&h2o(20), prompt, 200));
+                        served += 1;
+                    }
+                    served
+                })
+            })
+            .collect();
+        thread::sleep(Duration::from_millis(100));
+        let began = Instant::now();
+        let other = run_job(&engine, job(&h2o(24), &prompt, 5));
+        let waited = began.elapsed();
+        is_over.store(true, Ordering::Relaxed);
+        assert_eq!(other.tokens.len(), 5);
+        assert!(waited < Duration::from_secs(30), "{waited:?}");
+        for client in clients {
+            assert!(client.join().unwrap() > 0);
+        }
+    });
 }

@@ -293,22 +293,24 @@ impl<'a> Group<'a> {
         ids.iter().filter(|&&id| self.cancel(id, totals)).count()
     }
 
-    /// The slots that a row holds.
+    /// What a row holds.
     fn held(&self, at: usize) -> Held {
         held_in(self.decoder.session(), at)
     }
 
     /// The jobs' load.
     pub(super) fn loads(&self) -> impl Iterator<Item = JobLoad> {
+        let session = self.decoder.session();
+        let remembered = remembered(session);
         let rows = self.rows.iter().enumerate();
-        rows.filter_map(|(at, row)| {
+        rows.filter_map(move |(at, row)| {
             let row = row.as_ref()?;
             Some(JobLoad {
                 id: row.id,
                 policy: row.policy.clone(),
                 prompt_tokens: row.prompt_tokens,
                 new_tokens: row.new_tokens(),
-                held: self.held(at),
+                held: held_of(session, at, remembered),
                 decoding: row.began.elapsed(),
             })
         })
@@ -321,8 +323,12 @@ impl<'a> Group<'a> {
         Some(picture_of(self.decoder.session().cache(), at))
     }
 
-    /// The share of the group that jobs have: of an arena's slots, or of other groups' rows.
-    pub(super) fn share(&self) -> f64 {
+    /// The share of the group that jobs have: of an arena's slots, of other groups' rows, or where a
+    /// job is alone, of the group's `part` of the engine's bytes.
+    pub(super) fn share(&self, part: usize) -> f64 {
+        if self.is_alone {
+            return (self.bytes() as f64 / part.max(1) as f64).min(1.0);
+        }
         let rows = self.running() as f64 / self.rows.len().max(1) as f64;
         let layers = self.decoder.session().cache().layers.iter();
         let slots = layers.filter(|layer| layer.is_arena()).map(LayerCache::share_of_arena);
@@ -377,33 +383,48 @@ pub(super) fn bytes_of(cache: &KvCache) -> usize {
     cache.memory().total()
 }
 
-/// The slots that a row of a session holds. Bytes are of all ranks: each has as many.
+/// What a row of a session holds. Bytes are of all ranks: each has as many.
 pub(super) fn held_in(session: &Session<'_>, at: usize) -> Held {
-    let ranks = session.model().llama().ranks().shard().world();
-    let Held { tokens, live_bytes, bytes, full_bytes } = held_of(session.cache(), at);
-    let [live_bytes, bytes, full_bytes] = [live_bytes, bytes, full_bytes].map(|own| own * ranks);
-    Held { tokens, live_bytes, bytes, full_bytes }
+    held_of(session, at, remembered(session))
 }
 
-/// The slots that a row of a rank's cache holds.
-fn held_of(cache: &KvCache, at: usize) -> Held {
-    let (mut slots, mut live_bytes, mut bytes, mut ranges, mut full_slot) = (0, 0, 0, 0, 0);
+/// Bytes that a policy remembers of each row beside its slots: on the device, and in host memory.
+/// Policies remember nothing of an arena's rows.
+fn remembered(session: &Session<'_>) -> [usize; 2] {
+    let cache = session.cache();
+    if cache.layers.iter().all(LayerCache::is_arena) {
+        return [0, 0];
+    }
+    let (memory, rows) = (cache.memory(), cache.batch().max(1));
+    [memory.policy / rows, memory.host / rows]
+}
+
+fn held_of(session: &Session<'_>, at: usize, [own, host]: [usize; 2]) -> Held {
+    let cache = session.cache();
+    let (mut slots, mut live_bytes, mut bytes, mut ranges, mut full_slot) = (0, own, own, 0, 0);
     for layer in &cache.layers {
         let heads = layer.layout().kv_heads();
         let rows = at * heads..(at + 1) * heads;
-        let slot = 2 * layer.head_dim() * layer.options().dtype.size() + size_of::<i32>();
-        let own = layer.layout().lengths()[rows.clone()].iter().sum::<usize>();
-        slots += own;
-        live_bytes += slot * own;
+        let bare = 2 * layer.head_dim() * layer.options().dtype.size() + size_of::<i32>();
+        let SlotWeights { weighted, numerators } = SlotWeights::of(layer);
+        // Elsewhere the policy's own bytes have the numerators.
+        let weights = usize::from(weighted) + usize::from(numerators && layer.is_arena());
+        let slot = bare + weights * size_of::<f32>();
+        let used = layer.layout().lengths()[rows.clone()].iter().sum::<usize>();
+        slots += used;
+        live_bytes += slot * used;
         bytes += slot * layer.layout().capacities()[rows].iter().sum::<usize>();
         ranges += heads;
-        full_slot += slot * heads;
+        full_slot += bare * heads;
     }
+    let full_bytes = full_slot * cache.seen.get(at).copied().unwrap_or_default();
+    let ranks = session.model().llama().ranks().shard().world();
     Held {
         tokens: slots as f64 / ranges.max(1) as f64,
-        live_bytes,
-        bytes,
-        full_bytes: full_slot * cache.seen.get(at).copied().unwrap_or_default(),
+        live_bytes: live_bytes * ranks,
+        bytes: bytes * ranks,
+        host_bytes: host * ranks,
+        full_bytes: full_bytes * ranks,
     }
 }
 

@@ -80,10 +80,13 @@ pub struct TokenLogprobs {
 pub struct Held {
     /// Slots of a head, the mean over layers and heads.
     pub tokens: f64,
-    /// Bytes of keys, values and positions of these slots.
+    /// Bytes of keys, values, positions and weights of these slots, and of what the policy remembers
+    /// beside them, such as sketches and scores.
     pub live_bytes: usize,
     /// Bytes of these and of the room for tokens to come.
     pub bytes: usize,
+    /// Bytes of keys and values that the policy keeps in host memory.
+    pub host_bytes: usize,
     /// Bytes of keys, values and positions that a full cache needs for all tokens so far.
     pub full_bytes: usize,
 }
@@ -205,8 +208,24 @@ pub enum JobError {
         /// The name.
         name: String,
     },
+    /// An engine whose parts hold no token.
+    #[error(
+        "a part of the cache holds no token: {bytes} bytes in {groups} parts, one token takes \
+         {token}; give more bytes, or fewer parts"
+    )]
+    NoRoom {
+        /// Bytes of all parts.
+        bytes: usize,
+        /// The parts.
+        groups: usize,
+        /// Bytes of a token.
+        token: usize,
+    },
     /// A name that a context cannot have.
-    #[error("`{name}` names no context: expected 1 to 64 letters, digits, `.`, `_` and `-`")]
+    #[error(
+        "`{name}` names no context: expected 1 to 64 letters, digits, `.`, `_` and `-`, the \
+         first of them no `.`"
+    )]
     ContextName {
         /// The name.
         name: String,
@@ -214,7 +233,7 @@ pub enum JobError {
     /// A policy that goes on changing a context's slots.
     #[error(
         "policy `{policy}` changes slots while it decodes; contexts need one that only chooses \
-         from the document, such as `snapkv`, or `keydiff` with `\"decode\": false`"
+         from the document, such as `keydiff` with `\"decode\": false`, or `snapkv`"
     )]
     ContextPolicy {
         /// The policy.
@@ -230,7 +249,10 @@ pub enum JobError {
         path: PathBuf,
     },
     /// The engine has no folder to save contexts to.
-    #[error("contexts cannot be saved: the engine was started without a folder for them")]
+    #[error(
+        "contexts cannot be saved: the engine was started without a folder for them (`--contexts` of \
+         kv-serve)"
+    )]
     NoContextFolder,
     /// The model or the policy refused.
     #[error(transparent)]

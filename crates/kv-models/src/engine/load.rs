@@ -20,7 +20,8 @@ pub struct Load {
     pub allocated: usize,
     /// Bytes that they may take together.
     pub most_bytes: usize,
-    /// The share of the fullest group of jobs that is taken, of its slots or of its rows.
+    /// The share of the fullest group of jobs that is taken: of its slots, of its rows, or of its
+    /// bytes.
     pub fullest: f64,
     /// Each job that decodes.
     pub jobs: Vec<JobLoad>,

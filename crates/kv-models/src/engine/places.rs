@@ -79,12 +79,22 @@ impl Place {
     }
 
     /// Whether a sequence will find this place in a group, or in a new one, once the places that
-    /// are `claimed` are taken.
-    pub(super) fn is_free(&self, claimed: &[&Self], offers: &[Offer], limits: Limits) -> bool {
+    /// are `claimed` are taken. Jobs have waited for the `late` places for long, and find none of
+    /// them free.
+    pub(super) fn is_free(
+        &self,
+        claimed: &[&Self],
+        late: &[Self],
+        offers: &[Offer],
+        limits: Limits,
+    ) -> bool {
         let rivals: Vec<&&Self> = claimed.iter().filter(|claim| claim.is_like(self)).collect();
         let slots = self.slots() + rivals.iter().map(|rival| rival.slots()).sum::<usize>();
         let own: Vec<&Offer> = offers.iter().filter(|offer| offer.serves(self)).collect();
-        if own.iter().any(|offer| offer.rows > rivals.len() && offer.has(slots)) {
+        let has_place = |offer: &&Offer| {
+            offer.rows > rivals.len() && offer.has(slots) && !offer.must_empty(late, offers)
+        };
+        if own.iter().any(|offer| has_place(offer)) {
             return true;
         }
         if own.iter().any(|group| !group.is_idle) {
@@ -111,7 +121,7 @@ fn groups_of(claimed: &[&Place], offers: &[Offer]) -> [usize; 2] {
     let mut groups = [0, 0];
     for offer in offers {
         if !offer.is_idle || offer.is_claimed(claimed) {
-            groups[usize::from(!matches!(offer.kind, OfferKind::Arena { .. }))] += 1;
+            groups[usize::from(!offer.is_arena())] += 1;
         }
     }
     for (at, claim) in claimed.iter().enumerate() {
@@ -137,6 +147,20 @@ impl Offer {
     /// Whether one of these places will be taken in the group.
     pub(super) fn is_claimed(&self, claimed: &[&Place]) -> bool {
         claimed.iter().any(|claim| self.serves(claim))
+    }
+
+    /// Whether the group must run empty for a late job: one that no group serves waits for the
+    /// groups of its sort (arenas, or other groups), or where there are none, for any.
+    fn must_empty(&self, late: &[Place], offers: &[Self]) -> bool {
+        late.iter().any(|place| {
+            let is_alike = |offer: &Self| offer.is_arena() == place.is_arena();
+            let is_served = offers.iter().any(|offer| offer.serves(place));
+            !is_served && (is_alike(self) || !offers.iter().any(is_alike))
+        })
+    }
+
+    fn is_arena(&self) -> bool {
+        matches!(self.kind, OfferKind::Arena { .. })
     }
 
     fn has(&self, needed: usize) -> bool {
@@ -185,60 +209,84 @@ mod tests {
     fn claims_take_rows_and_slots_of_an_arena() {
         let offers = [offer(&arena(100), 2, false)];
         let claim = arena(60);
-        assert!(arena(100).is_free(&[], &offers, limits(2)));
-        assert!(!arena(101).is_free(&[], &offers, limits(2)));
-        assert!(arena(40).is_free(&[&claim], &offers, limits(2)));
-        assert!(!arena(41).is_free(&[&claim], &offers, limits(2)));
+        assert!(arena(100).is_free(&[], &[], &offers, limits(2)));
+        assert!(!arena(101).is_free(&[], &[], &offers, limits(2)));
+        assert!(arena(40).is_free(&[&claim], &[], &offers, limits(2)));
+        assert!(!arena(41).is_free(&[&claim], &[], &offers, limits(2)));
         assert!(
-            !arena(1).is_free(&[&claim, &arena(1)], &offers, limits(2)),
+            !arena(1).is_free(&[&claim, &arena(1)], &[], &offers, limits(2)),
             "both rows are claimed"
         );
-        assert!(arena(100).is_free(&[&own("h2o")], &offers, limits(2)));
+        assert!(arena(100).is_free(&[&own("h2o")], &[], &offers, limits(2)));
     }
 
     #[test]
     fn a_new_group_is_claimed_once() {
-        assert!(own("h2o").is_free(&[], &[], limits(2)));
+        assert!(own("h2o").is_free(&[], &[], &[], limits(2)));
         // Its rows are not known yet.
-        assert!(!own("h2o").is_free(&[&own("h2o")], &[], limits(2)));
+        assert!(!own("h2o").is_free(&[&own("h2o")], &[], &[], limits(2)));
         // The other group is kept for an arena.
-        assert!(!own("longflow").is_free(&[&own("h2o")], &[], limits(2)));
-        assert!(own("longflow").is_free(&[&own("h2o")], &[], limits(3)));
-        assert!(arena(8).is_free(&[&own("h2o")], &[], limits(2)));
-        assert!(own("h2o").is_free(&[], &[], limits(1)));
-        assert!(!arena(8).is_free(&[&own("h2o")], &[], limits(1)));
+        assert!(!own("longflow").is_free(&[&own("h2o")], &[], &[], limits(2)));
+        assert!(own("longflow").is_free(&[&own("h2o")], &[], &[], limits(3)));
+        assert!(arena(8).is_free(&[&own("h2o")], &[], &[], limits(2)));
+        assert!(own("h2o").is_free(&[], &[], &[], limits(1)));
+        assert!(!arena(8).is_free(&[&own("h2o")], &[], &[], limits(1)));
     }
 
     #[test]
     fn idle_groups_make_room_unless_they_are_claimed() {
         let groups = |h2o_idle| [offer(&arena(100), 1, false), offer(&own("h2o"), 3, h2o_idle)];
-        assert!(own("longflow").is_free(&[], &groups(true), limits(2)));
-        assert!(!own("longflow").is_free(&[], &groups(false), limits(2)));
-        assert!(!own("longflow").is_free(&[&own("h2o")], &groups(true), limits(2)));
-        assert!(own("h2o").is_free(&[&own("h2o"), &own("h2o")], &groups(true), limits(2)));
-        assert!(!own("h2o").is_free(&[&own("h2o"); 3], &groups(true), limits(2)));
+        assert!(own("longflow").is_free(&[], &[], &groups(true), limits(2)));
+        assert!(!own("longflow").is_free(&[], &[], &groups(false), limits(2)));
+        assert!(!own("longflow").is_free(&[&own("h2o")], &[], &groups(true), limits(2)));
+        assert!(own("h2o").is_free(&[&own("h2o"), &own("h2o")], &[], &groups(true), limits(2)));
+        assert!(!own("h2o").is_free(&[&own("h2o"); 3], &[], &groups(true), limits(2)));
     }
 
     #[test]
     fn an_arena_that_is_about_to_be_made_has_room_for_several() {
         let claim = arena(60);
-        assert!(arena(40).is_free(&[&claim], &[], limits(1)));
-        assert!(!arena(41).is_free(&[&claim], &[], limits(1)));
-        assert!(!arena(1).is_free(&[&arena(1); 4], &[], limits(1)), "all rows are claimed");
+        assert!(arena(40).is_free(&[&claim], &[], &[], limits(1)));
+        assert!(!arena(41).is_free(&[&claim], &[], &[], limits(1)));
+        assert!(!arena(1).is_free(&[&arena(1); 4], &[], &[], limits(1)), "all rows are claimed");
+    }
+
+    #[test]
+    fn groups_run_empty_for_late_jobs() {
+        let busy = || [offer(&arena(100), 3, false), offer(&own("h2o"), 3, false)];
+        let (late, plain) = (own("longflow"), arena(8));
+        let is_free = |place: &Place, late: &Place, offers: &[Offer], groups| {
+            place.is_free(&[late], std::slice::from_ref(late), offers, limits(groups))
+        };
+        assert!(!is_free(&own("h2o"), &late, &busy(), 2), "h2o's group runs empty");
+        assert!(is_free(&plain, &late, &busy(), 2), "it needs no arena");
+        assert!(!is_free(&plain, &late, &[offer(&arena(100), 3, false)], 1), "the only group");
+        assert!(!is_free(&plain, &weighted(8), &busy(), 2), "it needs an arena");
+        assert!(is_free(&own("h2o"), &weighted(8), &busy(), 2));
+        // A group of its own serves the late job: others need not make room.
+        let served = [offer(&own("longflow"), 0, false), offer(&own("h2o"), 3, false)];
+        assert!(is_free(&own("h2o"), &late, &served, 3));
+        // Once h2o's group is empty, the late job takes its place.
+        let empty = [offer(&arena(100), 3, false), offer(&own("h2o"), 3, true)];
+        assert!(!is_free(&own("h2o"), &late, &empty, 2));
+        assert!(late.is_free(&[], &[], &empty, limits(2)));
     }
 
     #[test]
     fn arenas_of_other_weights_are_other_groups() {
         let plain = |is_idle| [offer(&arena(100), 3, is_idle)];
-        assert!(!weighted(8).is_free(&[], &plain(false), limits(1)));
-        assert!(weighted(8).is_free(&[], &plain(true), limits(1)));
-        assert!(weighted(8).is_free(&[], &plain(false), limits(2)));
-        assert!(!weighted(8).is_free(&[&arena(8)], &plain(true), limits(1)), "it is claimed");
-        assert!(!weighted(8).is_free(&[&arena(8)], &[], limits(1)), "another one is to be made");
-        assert!(weighted(40).is_free(&[&weighted(60)], &plain(false), limits(2)));
-        assert!(!weighted(41).is_free(&[&weighted(60)], &plain(false), limits(2)));
+        assert!(!weighted(8).is_free(&[], &[], &plain(false), limits(1)));
+        assert!(weighted(8).is_free(&[], &[], &plain(true), limits(1)));
+        assert!(weighted(8).is_free(&[], &[], &plain(false), limits(2)));
+        assert!(!weighted(8).is_free(&[&arena(8)], &[], &plain(true), limits(1)), "it is claimed");
         assert!(
-            weighted(100).is_free(&[&arena(60)], &plain(false), limits(2)),
+            !weighted(8).is_free(&[&arena(8)], &[], &[], limits(1)),
+            "another one is to be made"
+        );
+        assert!(weighted(40).is_free(&[&weighted(60)], &[], &plain(false), limits(2)));
+        assert!(!weighted(41).is_free(&[&weighted(60)], &[], &plain(false), limits(2)));
+        assert!(
+            weighted(100).is_free(&[&arena(60)], &[], &plain(false), limits(2)),
             "no slot is shared"
         );
     }
@@ -248,24 +296,27 @@ mod tests {
         // One of two groups is busy with h2o. Two other policies wait for it.
         let offers = [offer(&own("h2o"), 0, false)];
         let waiting = [&own("longflow"), &own("r-kv")];
-        assert!(arena(8).is_free(&waiting, &offers, limits(2)));
-        assert!(!own("longflow").is_free(&[], &offers, limits(2)));
+        assert!(arena(8).is_free(&waiting, &[], &offers, limits(2)));
+        assert!(!own("longflow").is_free(&[], &[], &offers, limits(2)));
     }
 
     #[test]
     fn rows_that_are_too_small_serve_nobody() {
         let longer = Place::Own { policy: Arc::new(json!({"policy": "h2o"})), kept: 11 };
         let groups = |is_idle| [offer(&own("h2o"), 3, is_idle)];
-        assert!(!longer.is_free(&[], &groups(false), limits(2)), "the other group is the arena's");
-        assert!(longer.is_free(&[], &groups(false), limits(3)));
-        assert!(longer.is_free(&[], &groups(true), limits(2)));
+        assert!(
+            !longer.is_free(&[], &[], &groups(false), limits(2)),
+            "the other group is the arena's"
+        );
+        assert!(longer.is_free(&[], &[], &groups(false), limits(3)));
+        assert!(longer.is_free(&[], &[], &groups(true), limits(2)));
     }
 
     #[test]
     fn jobs_alone_have_groups_of_their_own() {
         let alone = || Offer { kind: OfferKind::Alone, rows: 0, is_idle: false };
-        assert!(own("quest").is_free(&[], &[alone()], limits(3)));
-        assert!(!own("quest").is_free(&[], &[alone()], limits(2)), "kept for an arena");
-        assert!(arena(8).is_free(&[], &[alone()], limits(2)));
+        assert!(own("quest").is_free(&[], &[], &[alone()], limits(3)));
+        assert!(!own("quest").is_free(&[], &[], &[alone()], limits(2)), "kept for an arena");
+        assert!(arena(8).is_free(&[], &[], &[alone()], limits(2)));
     }
 }

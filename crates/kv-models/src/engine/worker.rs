@@ -133,7 +133,7 @@ struct Closing {
 
 impl<'a> Worker<'a> {
     /// # Errors
-    /// [`JobError::Model`] where the ranks have lost each other.
+    /// [`JobError::Model`] where the ranks have lost each other, [`JobError::NoRoom`].
     pub(super) fn new(
         model: &'a Model,
         options: EngineOptions,
@@ -157,6 +157,13 @@ impl<'a> Worker<'a> {
         state.note_contexts(contexts.lengths());
         let heads = model.config().num_kv_heads.max(1);
         let most_slots = arena_slots(model, SlotWeights::NONE, &options) / heads;
+        if most_slots == 0 {
+            let (bytes, groups) = (options.bytes, options.groups.max(1));
+            let config = model.config();
+            let slot = 2 * config.head_dim * model.llama().dtype().size() + size_of::<i32>();
+            let token = slot * heads * config.num_layers;
+            return Err(JobError::NoRoom { bytes, groups, token });
+        }
         state.most_slots.store(most_slots, Ordering::Release);
         let prefixes = Prefixes::new(options.prefix_bytes);
         let pace = Pace::new(options.prefill_share);
@@ -459,6 +466,8 @@ impl<'a> Worker<'a> {
         // A prompt that is under way is passed by much shorter ones alone.
         let longest = self.starting.first().map_or(usize::MAX, |first| first.length() / SHORTER);
         let mut claims = self.claims();
+        // Late jobs that find no place.
+        let mut placeless = Vec::new();
         let offers: Vec<Offer> = self.groups.iter().map(Group::offer).collect();
         let groups = self.options.groups.max(1);
         for (at, waiting) in self.queue.iter().enumerate() {
@@ -473,11 +482,15 @@ impl<'a> Worker<'a> {
             let claimed: Vec<&Place> = claims.iter().collect();
             let slots = arena_slots(self.model, place.weights(), &self.options);
             let limits = Limits { groups, arena: (self.options.rows, slots) };
-            if may && waiting.length() <= longest && place.is_free(&claimed, &offers, limits) {
+            let is_free = place.is_free(&claimed, &placeless, &offers, limits);
+            if may && waiting.length() <= longest && is_free {
                 return Some(at);
             }
             // Nobody takes the place of a job that has waited for long.
             if matches!(waiting, Waiting::Job { since, .. } if is_late(*since)) {
+                if !is_free {
+                    placeless.push(place.clone());
+                }
                 claims.push(place);
             }
         }
@@ -756,6 +769,7 @@ impl<'a> Worker<'a> {
         self.published = Instant::now();
         let jobs: Vec<JobLoad> = self.groups.iter().flat_map(Group::loads).collect();
         let (options, shared) = (&self.options, self.contexts.bytes() + self.prefixes.bytes());
+        let part = options.bytes / options.groups.max(1);
         let load = Load {
             waiting: 0,
             prefilling: self.starting.len() + self.ready.len(),
@@ -763,7 +777,7 @@ impl<'a> Worker<'a> {
             bytes: jobs.iter().map(|job| job.held.bytes).sum::<usize>() + shared,
             allocated: self.groups.iter().map(Group::bytes).sum::<usize>() + shared,
             most_bytes: options.bytes + options.context_bytes + options.prefix_bytes,
-            fullest: self.groups.iter().map(Group::share).fold(0.0, f64::max),
+            fullest: self.groups.iter().map(|group| group.share(part)).fold(0.0, f64::max),
             jobs,
             totals: self.totals,
         };
