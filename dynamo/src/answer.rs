@@ -149,6 +149,7 @@ impl Answer {
         let kept = json!({
             "kv_tokens_kept": held.tokens,
             "kv_bytes": held.live_bytes,
+            "kv_host_bytes": held.host_bytes,
             "kv_full_bytes": held.full_bytes,
         });
         Ok(LLMEngineOutput { engine_data: Some(kept), ..self.ended(last) })

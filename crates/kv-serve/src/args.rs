@@ -1,6 +1,6 @@
 //! The command line.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ pub struct Args {
     #[command(flatten)]
     pub model: ModelArgs,
 
-    /// The address to listen on; `0.0.0.0` for all
-    #[arg(long, default_value = "127.0.0.1")]
+    /// The address to listen on, or a name of this machine such as `localhost`; `0.0.0.0` for all
+    #[arg(long, default_value = "127.0.0.1", value_parser = address)]
     pub host: IpAddr,
     /// The port to listen on; 0 for any
     #[arg(long, default_value_t = 8000)]
@@ -126,7 +126,8 @@ pub struct PolicyArgs {
 /// How the engine runs.
 #[derive(Debug, Clone, clap::Args)]
 pub struct EngineArgs {
-    /// The most requests that decode at once
+    /// The most requests that decode at once. On a GPU a step takes as long for one as for all of
+    /// them
     #[arg(long, default_value_t = 16, value_parser = positive)]
     pub rows: usize,
     /// The most requests that wait; beyond them, requests are refused
@@ -168,6 +169,13 @@ impl From<Float> for DType {
             Float::Bf16 => Self::BF16,
         }
     }
+}
+
+fn address(text: &str) -> Result<IpAddr, String> {
+    let named = || (text, 0).to_socket_addrs().ok()?.next().map(|found| found.ip());
+    text.parse().ok().or_else(named).ok_or_else(|| {
+        "expected an IP address such as 127.0.0.1, or a name that this machine knows".into()
+    })
 }
 
 fn share(text: &str) -> Result<f64, String> {
@@ -227,6 +235,7 @@ mod tests {
         assert_eq!((parsed.engine.cache_bytes.as_u64(), parsed.api_key.len()), (1 << 30, 2));
         assert_eq!((parsed.model.model.as_str(), parsed.port), ("needle-1m", 8000));
         assert_eq!(parsed.request_timeout, Duration::from_secs(2));
+        assert!(args("kv-serve --host localhost").unwrap().host.is_loopback());
         let origins = "--cors https://Example.org --cors http://[::1]:3000 --cors *";
         let parsed = args(&format!("kv-serve {origins}")).unwrap();
         assert_eq!(parsed.cors, ["https://example.org", "http://[::1]:3000", "*"]);

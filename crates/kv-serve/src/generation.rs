@@ -182,6 +182,7 @@ impl Generation {
         self.usage.completion_tokens += ended.tokens;
         self.usage.kv_tokens_kept += ended.held.tokens;
         self.usage.kv_bytes += ended.held.live_bytes;
+        self.usage.kv_host_bytes += ended.held.host_bytes;
         self.usage.kv_full_bytes += ended.held.full_bytes;
         let seen = self.prompts[choice] + ended.tokens;
         self.app.metrics.ended(self.begun.elapsed(), seen, ended.held.tokens);

@@ -66,9 +66,14 @@ pub fn settings(args: &Args) -> Result<Settings> {
         !args.api_key.iter().any(String::is_empty),
         "an empty key: give --api-key or KV_SERVE_API_KEY a value, or neither of them"
     );
-    let contexts = args.contexts.as_deref().filter(|folder| folder.exists() && !folder.is_dir());
-    if let Some(file) = contexts {
-        anyhow::bail!("--contexts: {} is no folder", file.display());
+    if let Some(folder) = &args.contexts {
+        anyhow::ensure!(
+            !folder.exists() || folder.is_dir(),
+            "--contexts: {} is no folder",
+            folder.display()
+        );
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("--contexts: {} cannot be made", folder.display()))?;
     }
     Ok(Settings {
         name: args.model.name.clone(),

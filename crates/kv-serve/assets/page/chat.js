@@ -110,6 +110,9 @@ async function submit(event) {
   prompt.focus();
 }
 
+/** What a sample has changed, until a new chat. */
+let before = null;
+
 /** A story that hides a number, in the words that the embedded model knows. */
 function sample() {
   const sentence = "The sea was calm that day, and the old boat lay upon the sand. ";
@@ -117,10 +120,19 @@ function sample() {
   find("#prompt").value =
     `${sentence.repeat(12)}\nThe secret number of the clever fiddle is ${number}.\n` +
     `${sentence.repeat(12)}\nQuestion: What is the secret number of the clever fiddle?\nAnswer: `;
-  find("#most").value = 5;
+  const [most, policy] = [find("#most"), find("#policy")];
+  before ??= { most: most.value, policy: policy.value };
+  most.value = 5;
   // KeyDiff keeps keys that differ from the others, such as a number's in a story that repeats.
-  const policy = find("#policy");
   if ([...policy.options].some((option) => option.value === "keydiff")) policy.value = "keydiff";
+}
+
+/** Undoes what the sample has set. */
+function restore() {
+  if (before === null) return;
+  find("#most").value = before.most;
+  find("#policy").value = before.policy;
+  before = null;
 }
 
 async function begin() {
@@ -134,6 +146,7 @@ async function begin() {
     running?.abort();
     messages = [];
     find("#log").replaceChildren();
+    restore();
   });
   find("#key").addEventListener("change", describe);
   watch();

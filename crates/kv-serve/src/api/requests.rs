@@ -46,8 +46,10 @@ pub(crate) struct LiveRequest {
     new_tokens: usize,
     /// Tokens that a head holds, the mean over layers and heads.
     kv_tokens_kept: f64,
-    /// Bytes of the cache.
+    /// Bytes of the cache, with what the policy remembers beside slots.
     kv_bytes: usize,
+    /// Bytes of keys and values that the policy keeps in host memory.
+    kv_host_bytes: usize,
     /// Bytes of these and of the room for tokens to come.
     kv_reserved_bytes: usize,
     /// Bytes that a full cache would have.
@@ -80,6 +82,7 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Live> {
         new_tokens: job.new_tokens,
         kv_tokens_kept: job.held.tokens,
         kv_bytes: job.held.live_bytes,
+        kv_host_bytes: job.held.host_bytes,
         kv_reserved_bytes: job.held.bytes,
         kv_full_bytes: job.held.full_bytes,
         tokens_per_second: match job.decoding.as_secs_f64() {

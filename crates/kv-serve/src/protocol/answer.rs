@@ -19,8 +19,10 @@ pub(crate) struct Usage {
     pub(crate) prompt_tokens_details: PromptDetails,
     /// Tokens that a head kept in the end, the mean over layers and heads, of all choices.
     pub(crate) kv_tokens_kept: f64,
-    /// Bytes of the caches in the end.
+    /// Bytes of the caches in the end, with what policies remember beside slots.
     pub(crate) kv_bytes: usize,
+    /// Bytes of keys and values that policies kept in host memory.
+    pub(crate) kv_host_bytes: usize,
     /// Bytes that full caches would have had.
     pub(crate) kv_full_bytes: usize,
 }

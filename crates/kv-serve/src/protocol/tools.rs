@@ -169,10 +169,10 @@ impl Tools {
         };
         let key = self.form.arguments();
         let call = |function: &Function| {
-            let arguments = function
-                .parameters
-                .clone()
-                .map_or_else(|| json!({"type": "object"}), Value::Object);
+            // A function without parameters takes none.
+            let none =
+                || json!({"type": "object", "properties": {}, "additionalProperties": false});
+            let arguments = function.parameters.clone().map_or_else(none, Value::Object);
             json!({
                 "type": "object",
                 "properties": {"name": {"const": function.name}, key: arguments},

@@ -10,7 +10,7 @@ use tower::ServiceExt;
 
 use super::support::{
     CHAT, bad, body, chat, engine, error_of, get, good, json_of, post, request, server, settings,
-    shared, text,
+    shared, text, try_engine,
 };
 
 #[tokio::test]
@@ -149,8 +149,10 @@ async fn body_of(response: axum::http::Response<Body>) -> Value {
 
 #[tokio::test]
 async fn a_cache_that_is_too_small_says_so() {
-    let engine = engine(EngineOptions { bytes: 4096, ..EngineOptions::default() });
-    let server = router(engine, settings());
+    let small = |bytes| EngineOptions { bytes, ..EngineOptions::default() };
+    let refused = try_engine(small(4096)).unwrap_err().to_string();
+    assert!(refused.contains("4096 bytes in 2 parts, one token takes 2080"), "{refused}");
+    let server = router(engine(small(8192)), settings());
     let error = bad(&server, CHAT, chat("The sea was calm.", json!({})), 400).await;
     assert_eq!(error["code"], "cache_too_small");
     // h2o's steps change slots. Its budget alone tells, before the prompt is computed.

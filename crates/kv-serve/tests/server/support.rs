@@ -10,7 +10,7 @@ use axum::body::Body;
 use axum::http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use kv_core::Budget;
-use kv_models::{Engine, EngineOptions, Model};
+use kv_models::{Engine, EngineOptions, JobError, Model};
 use kv_serve::{Policies, Settings, listen, router, serve};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
@@ -29,8 +29,12 @@ pub(crate) fn question() -> String {
 
 /// An engine with the embedded model on the CPU.
 pub(crate) fn engine(options: EngineOptions) -> Engine {
+    try_engine(options).unwrap()
+}
+
+pub(crate) fn try_engine(options: EngineOptions) -> Result<Engine, JobError> {
     let load = || Model::load("needle-1m", &kv_core::select_device("cpu".parse()?)?, None);
-    Engine::start(load, options).unwrap()
+    Engine::start(load, options)
 }
 
 /// An engine that tests share.
