@@ -94,7 +94,7 @@ impl Place {
         let has_place = |offer: &&Offer| {
             offer.rows > rivals.len() && offer.has(slots) && !offer.must_empty(late, offers)
         };
-        if own.iter().any(|offer| has_place(offer)) {
+        if own.iter().any(has_place) {
             return true;
         }
         if own.iter().any(|group| !group.is_idle) {
