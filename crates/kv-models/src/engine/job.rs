@@ -250,8 +250,8 @@ pub enum JobError {
     },
     /// The engine has no folder to save contexts to.
     #[error(
-        "contexts cannot be saved: the engine was started without a folder for them (`--contexts` of \
-         kv-serve)"
+        "contexts cannot be saved: the engine was started without a folder for them \
+         (`--contexts` of kv-serve)"
     )]
     NoContextFolder,
     /// The model or the policy refused.

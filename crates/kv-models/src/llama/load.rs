@@ -147,9 +147,10 @@ impl Source for Random<'_> {
 
 impl Llama {
     /// Loads a rank's part of the decoder: some heads and some columns of the MLP of every layer,
-    /// some rows of the output projection, and the whole embedding. [`kv_parallel::Solo`] has all of it. `config` is
-    /// the whole model's. Where it leaves it open, the weights decide their type and whether the
-    /// output projection is the embedding; the decoder's configuration then says so.
+    /// some rows of the output projection, and the whole embedding. [`kv_parallel::Solo`] has all
+    /// of it. `config` is the whole model's. Where it leaves it open, the weights decide their type
+    /// and whether the output projection is the embedding; the decoder's configuration then says
+    /// so.
     ///
     /// # Errors
     /// [`crate::WeightsError`] for tensors that are missing, do not fit, or have no place in the
