@@ -18,8 +18,8 @@ pub struct Direct {
 }
 
 impl Direct {
-    /// A rank of a meeting. All ranks call it. Several ranks may share a GPU, to try this out: their
-    /// kernels then take turns, which takes milliseconds a sum.
+    /// A rank of a meeting. All ranks call it. Several ranks may share a GPU, to try this out:
+    /// their kernels then take turns, which takes milliseconds a sum.
     ///
     /// # Errors
     /// [`ParallelError::Direct`] on all ranks where one has no CUDA device, or cannot reach another

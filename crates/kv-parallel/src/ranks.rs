@@ -84,8 +84,8 @@ impl Ranks {
     }
 
     /// How the ranks add tensors of a device: through NCCL on CUDA, else through connections. With
-    /// `KV_DIRECT_SUMS=1` in the environment of all ranks, small tensors on CUDA are added by kernels
-    /// that write into the other ranks' memory. All ranks call it.
+    /// `KV_DIRECT_SUMS=1` in the environment of all ranks, small tensors on CUDA are added by
+    /// kernels that write into the other ranks' memory. All ranks call it.
     ///
     /// # Errors
     /// [`ParallelError::Nccl`], [`ParallelError::RankLeft`].

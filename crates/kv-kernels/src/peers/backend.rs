@@ -6,7 +6,8 @@ use burn_cubecl::CubeBackend;
 
 #[backend_extension(Cube)]
 pub(crate) trait PeerOps: Backend {
-    /// Adds `x` of all ranks. `addresses` are those of their inboxes. Counts up `turns` in place.
+    /// Adds `x` of all ranks. `addresses` has the addresses of their inboxes. Counts up `turns` in
+    /// place.
     fn sum_over_peers(
         x: FloatTensor<Self>,
         addresses: IntTensor<Self>,

@@ -75,8 +75,8 @@ impl PeerSums {
         Ok(Self { rank, ranks, addresses: addresses.reshape([ranks, 2]), turns })
     }
 
-    /// The sum of all ranks' `x`, with equal bits on every rank: added in f32 in the order of ranks,
-    /// and rounded once. All ranks call it with equal shapes and in an equal order.
+    /// The sum of all ranks' `x`, with equal bits on every rank: added in f32 in the order of
+    /// ranks, and rounded once. All ranks call it with equal shapes and in an equal order.
     ///
     /// # Errors
     /// [`KernelError`] for numbers that are not floats of 16 or 32 bits, that fill no whole line of

@@ -323,8 +323,8 @@ impl<'a> Group<'a> {
         Some(picture_of(self.decoder.session().cache(), at))
     }
 
-    /// The share of the group that jobs have: of an arena's slots, of other groups' rows, or where a
-    /// job is alone, of the group's `part` of the engine's bytes.
+    /// The share of the group that jobs have: of an arena's slots, of other groups' rows, or where
+    /// a job is alone, of the group's `part` of the engine's bytes.
     pub(super) fn share(&self, part: usize) -> f64 {
         if self.is_alone {
             return (self.bytes() as f64 / part.max(1) as f64).min(1.0);

@@ -80,8 +80,8 @@ pub struct TokenLogprobs {
 pub struct Held {
     /// Slots of a head, the mean over layers and heads.
     pub tokens: f64,
-    /// Bytes of keys, values, positions and weights of these slots, and of what the policy remembers
-    /// beside them, such as sketches and scores.
+    /// Bytes of the keys, values, positions and weights of these slots, and of the policy's state,
+    /// such as sketches and scores.
     pub live_bytes: usize,
     /// Bytes of these and of the room for tokens to come.
     pub bytes: usize,
