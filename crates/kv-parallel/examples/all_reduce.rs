@@ -4,8 +4,8 @@
 //! cargo run --release -p kv-parallel --features cuda --example all_reduce -- --ranks 2
 //! ```
 //!
-//! With `KV_DIRECT_SUMS=1` in the environment, kernels that write into the other ranks' memory add
-//! what they can, rather than NCCL.
+//! Kernels that write into the other ranks' memory add tensors of up to 512 KiB. With
+//! `KV_DIRECT_SUMS=0` in the environment, NCCL adds all tensors.
 //!
 //! A chain is a multiplication and a sum, many times over, as between the products of a model's
 //! layers; its time is the median of several chains, divided by their links. The sum alone is the

@@ -83,9 +83,9 @@ impl Ranks {
         self.meeting.as_ref()
     }
 
-    /// How the ranks add tensors of a device: through NCCL on CUDA, else through connections. With
-    /// `KV_DIRECT_SUMS=1` in the environment of all ranks, small tensors on CUDA are added by
-    /// kernels that write into the other ranks' memory. All ranks call it.
+    /// How the ranks add tensors of a device: through NCCL on CUDA, else through connections. Small
+    /// tensors on CUDA are added by kernels that write into the other ranks' memory, unless
+    /// `KV_DIRECT_SUMS=0` is in the environment of a rank. All ranks call it.
     ///
     /// # Errors
     /// [`ParallelError::Nccl`], [`ParallelError::RankLeft`].
@@ -94,7 +94,8 @@ impl Ranks {
         #[cfg(feature = "cuda")]
         if Device::enumerate(burn::tensor::DeviceType::Cuda).iter().any(|d| d == device) {
             let nccl = crate::Nccl::new(self.shard)?;
-            if env::var_os(DIRECT).is_none_or(|value| value != "1") {
+            let wanted = env::var_os(DIRECT).is_none_or(|value| value != "0");
+            if !meeting.agree(wanted)? {
                 return Ok(Arc::new(nccl));
             }
             return Ok(Arc::new(match crate::Direct::new(meeting, device) {

@@ -15,7 +15,7 @@ const LAUNCHERS: [[&str; 3]; 3] = [
 pub(super) const MEETING: &str = "KV_MEETING";
 /// Where NCCL's ranks meet. NCCL reads it itself.
 pub(crate) const NCCL: &str = "NCCL_COMM_ID";
-/// Whether kernels add small tensors through the memory of other GPUs: `1`.
+/// `0` leaves small tensors to NCCL, which else are added through the memory of other GPUs.
 #[cfg(feature = "cuda")]
 pub(crate) const DIRECT: &str = "KV_DIRECT_SUMS";
 /// The host and port of torchrun's own meeting, from which the other two are derived.
