@@ -12,6 +12,7 @@ mod dist;
 mod dynamo;
 mod model;
 mod packages;
+mod programs;
 mod report;
 mod serve;
 mod test;

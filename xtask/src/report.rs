@@ -25,6 +25,13 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
+    /// Adds another executable's sums.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.ignored += other.ignored;
+    }
+
     /// Adds a line such as `test result: ok. 3 passed; 0 failed; 1 ignored; …`; others are nothing.
     pub(crate) fn add_line(&mut self, line: &str) {
         let Some(result) = line.strip_prefix("test result: ") else {

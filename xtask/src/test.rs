@@ -1,13 +1,13 @@
 //! `cargo xtask test`: every test that can run on this machine, and what could not.
 
-use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
+use crate::programs::{self, Settings};
 use crate::report::{Counts, Report};
-use crate::util::{self, Feature};
+use crate::util::{self, Executable, Feature};
 use crate::{browser, vulkan};
 
 /// Run everything that can run on this machine, and say what was skipped and why.
@@ -48,20 +48,18 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     std::fs::create_dir_all(&folder)?;
     std::fs::write(&report_file, "")?;
 
-    eprintln!("building and running all tests (release) with {}", util::show_features(&features));
+    eprintln!("building all tests (release) with {}", util::show_features(&features));
     let features = util::feature_list(&features);
-    let line = format!("test --release --workspace --no-fail-fast --features={features}");
-    let mut cargo = util::cargo(&line);
-    cargo.env("KV_TEST_REPORT", &report_file);
-    if args.cuda {
-        // CUDA refuses what other threads do while one records a graph.
-        cargo.env("RUST_TEST_THREADS", "1");
-    }
-    if std::env::var_os("XDG_RUNTIME_DIR").is_none() {
-        // Mesa's driver warns without one.
-        cargo.env("XDG_RUNTIME_DIR", runtime_dir(&folder)?);
-    }
-    let counts = run_counting(&mut cargo, &mut notes)?;
+    let settings =
+        Settings { variables: variables(args, &folder, &report_file)?, alone: args.cuda };
+    let build = format!("test --release --workspace --no-run --features={features}");
+    let counts = match util::build(&build) {
+        Ok(executables) => run_all(executables, &features, &settings, &mut notes)?,
+        Err(error) => {
+            notes.failures.push(format!("{error:#}"));
+            Counts::default()
+        }
+    };
 
     let report = Report::parse(&std::fs::read_to_string(&report_file)?);
     let backend = if args.cuda { "cuda" } else { "wgpu" };
@@ -119,24 +117,34 @@ fn runtime_dir(folder: &Path) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// Runs `cargo test`, passing its output through and summing the results in it.
-fn run_counting(cargo: &mut Command, notes: &mut Notes) -> Result<Counts> {
-    let mut child = cargo.stdout(Stdio::piped()).spawn().context("cannot start cargo")?;
-    let mut counts = Counts::default();
-    if let Some(stdout) = child.stdout.take() {
-        let mut stdout = BufReader::new(stdout);
-        let mut line = Vec::new();
-        // Bytes, not strings: a test may print anything.
-        while stdout.read_until(b'\n', &mut line)? > 0 {
-            std::io::stdout().write_all(&line)?;
-            counts.add_line(&String::from_utf8_lossy(&line));
-            line.clear();
-        }
+/// What test executables have in their environment.
+fn variables(args: &Args, folder: &Path, report: &Path) -> Result<Vec<(String, String)>> {
+    let mut variables = vec![("KV_TEST_REPORT".to_string(), report.display().to_string())];
+    if args.cuda {
+        // CUDA refuses what other threads do while one records a graph.
+        variables.push(("RUST_TEST_THREADS".to_string(), "1".to_string()));
     }
-    let status = child.wait()?;
-    if !status.success() && counts.failed == 0 {
-        // A build error, or a test binary that crashed before it could count.
-        notes.failures.push(format!("cargo test ended with {status}"));
+    if std::env::var_os("XDG_RUNTIME_DIR").is_none() {
+        // Mesa's driver warns without one.
+        let dir = runtime_dir(folder)?;
+        variables.push(("XDG_RUNTIME_DIR".to_string(), dir.display().to_string()));
+    }
+    Ok(variables)
+}
+
+/// Runs all executables, then the examples in documentation.
+fn run_all(
+    executables: Vec<Executable>,
+    features: &str,
+    settings: &Settings,
+    notes: &mut Notes,
+) -> Result<Counts> {
+    let mut counts = Counts::default();
+    for outcome in
+        [programs::run(executables, settings)?, programs::run_doc_tests(features, settings)?]
+    {
+        counts.add(&outcome.counts);
+        notes.failures.extend(outcome.broken);
     }
     Ok(counts)
 }

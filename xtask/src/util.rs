@@ -69,6 +69,10 @@ pub(crate) fn succeeds(program: &str, args: &[&str]) -> bool {
 pub(crate) struct Executable {
     /// The target's root source file.
     pub(crate) source: PathBuf,
+    /// The folder of the target's package.
+    pub(crate) package: PathBuf,
+    /// Whether it runs tests.
+    pub(crate) tests: bool,
     /// The executable itself.
     pub(crate) path: PathBuf,
 }
@@ -199,6 +203,8 @@ fn device_feature(args: &[String]) -> Option<&'static str> {
 fn executable(message: &Value) -> Option<Executable> {
     Some(Executable {
         source: message["target"]["src_path"].as_str()?.into(),
+        package: Path::new(message["manifest_path"].as_str()?).parent()?.to_path_buf(),
+        tests: message["profile"]["test"].as_bool()?,
         path: message["executable"].as_str()?.into(),
     })
 }

@@ -9,30 +9,39 @@ use super::strategies::force;
 /// What is compared: output, log-sum-exp, column sums.
 type Results = [Vec<f64>; 3];
 
+/// Logits of the last queries and all keys in f64, `[heads, queries, tokens]`.
+fn logits(q: &[f32], k: &[f32], dims: [usize; 6]) -> Vec<f64> {
+    let [batch, kv_heads, group, queries, tokens, dim] = dims;
+    let rows = (0..batch * kv_heads * group * queries).flat_map(|row| {
+        let pair = row / queries / group;
+        let query = &q[row * dim..][..dim];
+        k[pair * tokens * dim..][..tokens * dim].chunks(dim).map(move |key| {
+            let products = query.iter().zip(key).map(|(a, b)| f64::from(*a) * f64::from(*b));
+            products.sum::<f64>() / (dim as f64).sqrt()
+        })
+    });
+    rows.collect()
+}
+
 /// Causal attention of the last queries in f64, straight from its formula.
-fn exact(q: &[f32], k: &[f32], v: &[f32], dims: [usize; 6], options: &PrefillOptions) -> Results {
+fn exact(all: &[f64], v: &[f32], dims: [usize; 6], options: &PrefillOptions) -> Results {
     let [batch, kv_heads, group, queries, tokens, dim] = dims;
     let heads = batch * kv_heads * group;
-    let mut output = vec![0.0; q.len()];
+    let mut output = vec![0.0; heads * queries * dim];
     let mut log_sum_exp = vec![0.0; heads * queries];
     let mut sums = vec![0.0; heads * tokens];
     for head in 0..heads {
         let pair = head / group;
         for i in 0..queries {
             let at = tokens - queries + i;
-            let query = &q[(head * queries + i) * dim..][..dim];
             let within = |t: usize| match options.window {
                 PrefillWindow::All => true,
                 PrefillWindow::Last(window) => at - t < window,
                 PrefillWindow::From(share) => t + 1 >= share.of(at + 1),
             };
             let seen: Vec<usize> = (0..=at).filter(|&t| within(t) || t < options.sinks).collect();
-            let logit = |t: usize| {
-                let key = &k[(pair * tokens + t) * dim..][..dim];
-                let products = query.iter().zip(key).map(|(a, b)| f64::from(*a) * f64::from(*b));
-                products.sum::<f64>() / (dim as f64).sqrt()
-            };
-            let logits: Vec<f64> = seen.iter().map(|&t| logit(t)).collect();
+            let row = &all[(head * queries + i) * tokens..][..tokens];
+            let logits: Vec<f64> = seen.iter().map(|&t| row[t]).collect();
             let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let total: f64 = logits.iter().map(|logit| (logit - max).exp()).sum();
             log_sum_exp[head * queries + i] = max + total.ln();
@@ -41,10 +50,9 @@ fn exact(q: &[f32], k: &[f32], v: &[f32], dims: [usize; 6], options: &PrefillOpt
                 if queries - i <= options.column_sums.unwrap_or(0) {
                     sums[head * tokens + t] += p;
                 }
-                for d in 0..dim {
-                    output[(head * queries + i) * dim + d] +=
-                        p * f64::from(v[(pair * tokens + t) * dim + d]);
-                }
+                let sum = &mut output[(head * queries + i) * dim..][..dim];
+                let value = &v[(pair * tokens + t) * dim..][..dim];
+                sum.iter_mut().zip(value).for_each(|(sum, v)| *sum += p * f64::from(*v));
             }
         }
     }
@@ -126,6 +134,7 @@ fn agrees_with_f64() {
                 let q = draw(kv_heads * group, queries);
                 let (k, v) = (draw(kv_heads, tokens), draw(kv_heads, tokens));
                 let read = |tensor: &Tensor<4>| tensor.clone().try_into_vec_as::<f32>().unwrap();
+                let (logits, values) = (logits(&read(&q), &read(&k), dims), read(&v));
                 for (window, sinks, column_sums) in options() {
                     let options = PrefillOptions {
                         window,
@@ -134,8 +143,7 @@ fn agrees_with_f64() {
                         log_sum_exp: true,
                         ..PrefillOptions::default()
                     };
-                    let [output, log_sums, sums] =
-                        exact(&read(&q), &read(&k), &read(&v), dims, &options);
+                    let [output, log_sums, sums] = exact(&logits, &values, dims, &options);
                     let result = prefill_attention(&q, &k, &v, &options).unwrap();
                     let context = format!("{} {dtype:?} {dims:?} {options:?}", tested.name);
                     let error = relative_error(&read(&result.output), &output);
@@ -179,7 +187,8 @@ fn every_strategy_agrees_with_f64() {
                     PrefillOptions { window, sinks, column_sums, log_sum_exp: false, strategy };
                 let result = prefill_attention(&q, &k, &v, &options)?;
                 let read = |tensor: Tensor<4>| tensor.try_into_vec_as::<f32>().unwrap();
-                let [output, ..] = exact(&read(q), &read(k), &read(v), *dims, &options);
+                let [output, ..] =
+                    exact(&logits(&read(q), &read(k), *dims), &read(v), *dims, &options);
                 let error = relative_error(&read(result.output), &output);
                 let context = format!("{} {dtype:?} {dims:?} {options:?}", tested.name);
                 assert!(error < limit, "{context}: off by {error}");
@@ -210,7 +219,8 @@ fn large_numbers_keep_their_digits() {
                 let (q, k, v) = (draw(2, 8.0), draw(1, 1.0), draw(1, 1.0));
                 let read = |tensor: &Tensor<4>| tensor.clone().try_into_vec_as::<f32>().unwrap();
                 let options = PrefillOptions { log_sum_exp: true, ..PrefillOptions::default() };
-                let [output, log_sums, _] = exact(&read(&q), &read(&k), &read(&v), dims, &options);
+                let logits = logits(&read(&q), &read(&k), dims);
+                let [output, log_sums, _] = exact(&logits, &read(&v), dims, &options);
                 let result = prefill_attention(&q, &k, &v, &options).unwrap();
                 let limit = if dtype == DType::F32 { 1e-5 } else { 1e-2 };
                 let context = format!("{} {dtype:?} {dim}", tested.name);

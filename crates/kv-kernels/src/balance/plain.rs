@@ -20,6 +20,8 @@ use crate::components::sentinels::LOWEST_LOGIT;
 const STRIP: usize = 32;
 /// Vectors of a strip's rows in shared memory at a time.
 const CHUNK: usize = 8;
+/// Tokens of a strip whose turns are unrolled. Compilers take seconds for all of a strip's.
+const TURNS: usize = 8;
 
 /// Comptime configuration of the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -139,46 +141,55 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
             terms[i] = select(precedes, factor * (terms[i] - top).exp(), 0.0f32);
         }
         let mut scales = factors_of(top, gamma);
-        #[unroll]
-        for i in 0..STRIP {
-            let at = start + i;
-            let (first_of_span, end) = span_of(at, tokens, span);
-            if first_of_span == at && at < tokens {
-                if comptime!(span > 1) {
-                    if unit >= at && unit < end {
-                        sums[unit - at] = sum;
-                        tops[unit - at] = top;
+        let mut done = 0usize;
+        while done < STRIP {
+            #[unroll]
+            for i in 0..TURNS {
+                let at = start + done + i;
+                let (first_of_span, end) = span_of(at, tokens, span);
+                if first_of_span == at && at < tokens {
+                    if comptime!(span > 1) {
+                        if unit >= at && unit < end {
+                            sums[unit - at] = sum;
+                            tops[unit - at] = top;
+                        }
+                        sync_cube();
+                    }
+                    if unit == at {
+                        let mut total = sum;
+                        if comptime!(span > 1) {
+                            let (all, highest) = joined(&sums, &tops, end - at);
+                            total = all;
+                            scales = factors_of(highest, gamma);
+                        }
+                        let found = sign_of(total, scales.0, scales.1, token.draw);
+                        let mut own = found.0;
+                        failing = found.1;
+                        if comptime!(blueprint.halves) {
+                            let taken = select(own > 0, positives, negatives);
+                            own = select(taken + (end - at) as i32 > half, -own, own);
+                        }
+                        chosen[done + i] = own;
                     }
                     sync_cube();
+                    theirs = chosen[done + i];
                 }
-                if unit == at {
-                    let mut total = sum;
-                    if comptime!(span > 1) {
-                        let (all, highest) = joined(&sums, &tops, end - at);
-                        total = all;
-                        scales = factors_of(highest, gamma);
+                if at < tokens {
+                    if unit == at {
+                        sign = theirs;
+                        before = select(theirs > 0, positives, negatives);
                     }
-                    let found = sign_of(total, scales.0, scales.1, token.draw);
-                    let mut own = found.0;
-                    failing = found.1;
-                    if comptime!(blueprint.halves) {
-                        let taken = select(own > 0, positives, negatives);
-                        own = select(taken + (end - at) as i32 > half, -own, own);
-                    }
-                    chosen[i] = own;
+                    sum += terms[i] * f32::cast_from(theirs);
+                    positives += select(theirs > 0, 1i32, 0i32);
+                    negatives += select(theirs > 0, 0i32, 1i32);
                 }
-                sync_cube();
-                theirs = chosen[i];
             }
-            if at < tokens {
-                if unit == at {
-                    sign = theirs;
-                    before = select(theirs > 0, positives, negatives);
-                }
-                sum += terms[i] * f32::cast_from(theirs);
-                positives += select(theirs > 0, 1i32, 0i32);
-                negatives += select(theirs > 0, 0i32, 1i32);
+            // Registers cannot be indexed: the terms of the next turns move to the first ones.
+            #[unroll]
+            for i in 0..comptime!(STRIP - TURNS) {
+                terms[i] = terms[i + TURNS];
             }
+            done += TURNS;
         }
         start += STRIP;
     }
