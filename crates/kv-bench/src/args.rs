@@ -71,8 +71,8 @@ mod tests {
             ("throughput --memory-cap -1", "expected a number above 0"),
             ("fisher --text t --samples 0", whole),
             ("fisher --text t --window -5", whole),
-            ("--budget -0.5", "a ratio must be above 0"),
-            ("--budget -0.5,0.25", "a ratio must be above 0"),
+            ("--budget -0.5", "a share must be above 0"),
+            ("--budget -0.5,0.25", "a share must be above 0"),
             ("--seed -1", "invalid digit"),
         ] {
             let words = std::iter::once("kv-bench").chain(line.split(' '));

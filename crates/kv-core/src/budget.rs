@@ -50,11 +50,16 @@ impl Budget {
                 "at most 2147483647 tokens can be kept"
             }
             Self::Ratio(ratio) if !(ratio > 0.0 && ratio <= 1.0) => {
-                "a ratio must be above 0 and at most 1, a count of tokens at least 1"
+                "a share must be above 0 and at most 1, a number of tokens at least 1"
             }
             _ => return Ok(()),
         };
-        Err(Error::InvalidBudget { budget: self.to_string(), reason: reason.to_string() })
+        // As it was given.
+        let budget = match *self {
+            Self::Tokens(count) => count.to_string(),
+            Self::Ratio(ratio) => ratio.to_string(),
+        };
+        Err(Error::InvalidBudget { budget, reason: reason.to_string() })
     }
 }
 

@@ -25,7 +25,7 @@ pub use chat::{ChatTemplate, Message};
 pub use config::{Architecture, ModelConfig, RopeScaling};
 pub use engine::{
     ContextInfo, Ended, Engine, EngineOptions, Held, Job, JobError, JobId, JobLoad, Load,
-    LogitsShaper, ModelCard, Started, TokenLogprobs, Totals, Update,
+    LogitsShaper, ModelCard, Picture, Started, TokenLogprobs, Totals, Update,
 };
 pub use error::{FisherError, HubError, ModelError, Result, WeightsError};
 pub use fisher::{Fisher, LayerFisher, TextWindows};

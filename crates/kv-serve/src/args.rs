@@ -54,7 +54,7 @@ pub struct Args {
     #[arg(long, default_value_t = 16, value_parser = positive)]
     pub max_choices: usize,
     /// The largest body of a request
-    #[arg(long, default_value = "16MiB", value_name = "SIZE")]
+    #[arg(long, default_value = "16MiB", value_name = "SIZE", value_parser = some_bytes)]
     pub max_body: ByteSize,
     /// The most connections that are open at once; further clients wait
     #[arg(long, default_value_t = 16384, value_parser = positive)]

@@ -85,7 +85,8 @@ impl Policies {
             return Ok(());
         }
         let message = format!(
-            "`{}` may keep {kept} of {tokens} tokens; this server lets requests keep {limit}",
+            "`{}` may keep {kept} of {tokens} tokens; this server lets requests keep {limit} of \
+             them (`--most-kept {most}`)",
             policy.name()
         );
         let param = if kv.contains_key("budget") { "kv.budget" } else { "kv.policy" };
@@ -128,15 +129,15 @@ impl Policies {
         config = with_budget(&config, self.budget);
         build(&config).map_err(|error| {
             let unknown = match &error {
-                PolicyError::UnknownPolicy { .. } => {
-                    Some(ApiError::invalid("kv.policy", error.to_string()))
-                }
                 PolicyError::InvalidConfig { policy, reason } => {
                     self.unknown_option(&config, policy, reason)
                 }
                 _ => None,
             };
-            unknown.unwrap_or_else(|| ApiError::invalid("kv", error.to_string()))
+            unknown.unwrap_or_else(|| {
+                let message = error.to_string();
+                ApiError::invalid(wrong_field(&config, &message), message)
+            })
         })
     }
 
@@ -199,7 +200,9 @@ impl Policies {
     }
 
     fn check_name(&self, field: &str, name: &str) -> Result<()> {
-        if kv_policies::entry(name).is_some() && !self.allowed.iter().any(|own| own == name) {
+        let limits = self.allowed.len() < POLICIES.len();
+        let known = kv_policies::entry(name).is_some();
+        if (known || limits) && !self.allowed.iter().any(|own| own == name) {
             let message = format!(
                 "the policy `{name}` is not among those that this server allows: {}",
                 self.allowed.join(", ")
@@ -208,6 +211,26 @@ impl Policies {
         }
         Ok(())
     }
+}
+
+/// The path of the first option whose name or value an error quotes.
+fn wrong_field(config: &Value, message: &str) -> String {
+    let quoted = message.split('`').skip(1).step_by(2);
+    let found = quoted.into_iter().find_map(|quoted| quoted_in("kv", config, quoted));
+    found.unwrap_or_else(|| "kv".into())
+}
+
+/// The path of an option with this name or value, within a configuration. The name of the policy
+/// that is wrong comes before its options in errors, so that names of known policies do not count.
+fn quoted_in(path: &str, config: &Value, quoted: &str) -> Option<String> {
+    config.as_object()?.iter().find_map(|(key, value)| {
+        let field = format!("{path}.{key}");
+        let is_value = value == quoted && kv_policies::entry(quoted).is_none();
+        match key == quoted || is_value {
+            true => Some(field),
+            false => quoted_in(&field, value, quoted),
+        }
+    })
 }
 
 /// The path of an option within a configuration, at the policy that it was given to.

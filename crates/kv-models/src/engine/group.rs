@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::EngineOptions;
 use super::job::{Held, JobError, JobId};
-use super::load::{JobLoad, Totals};
+use super::load::{JobLoad, Picture, Totals};
 use super::places::{Offer, OfferKind};
 use super::row::{Decision, Failed, Row};
 use super::script::Script;
@@ -316,11 +316,14 @@ impl<'a> Group<'a> {
         })
     }
 
-    /// Slots that each head of a job holds, `[layers][Hkv]`.
-    pub(super) fn picture(&self, id: JobId) -> Option<Vec<Vec<usize>>> {
-        let is_it = |row: &Option<Row>| row.as_ref().is_some_and(|row| row.id == id);
-        let at = self.rows.iter().position(is_it)?;
-        Some(picture_of(self.decoder.session().cache(), at))
+    /// What each head of a job holds.
+    pub(super) fn picture(&self, id: JobId) -> Option<Picture> {
+        let of = |(at, row): (usize, &Option<Row>)| match row {
+            Some(row) if row.id == id => Some((at, row.prompt_tokens + row.new_tokens())),
+            _ => None,
+        };
+        let (at, tokens) = self.rows.iter().enumerate().find_map(of)?;
+        Some(Picture { tokens, kept: kept_in(self.decoder.session().cache(), at) })
     }
 
     /// The share of the group that jobs have: of an arena's slots, of other groups' rows, or where
@@ -429,7 +432,7 @@ fn held_of(session: &Session<'_>, at: usize, [own, host]: [usize; 2]) -> Held {
 }
 
 /// Slots that each head of a row holds, `[layers][Hkv]`.
-fn picture_of(cache: &KvCache, at: usize) -> Vec<Vec<usize>> {
+fn kept_in(cache: &KvCache, at: usize) -> Vec<Vec<usize>> {
     let layers = cache.layers.iter();
     let of = |layer: &LayerCache| {
         let heads = layer.layout().kv_heads();

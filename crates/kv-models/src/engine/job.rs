@@ -155,7 +155,7 @@ pub enum JobError {
     },
     /// The job would take more memory than the engine has.
     #[error(
-        "the job needs {needed} bytes of cache under policy `{policy}`, of {limit} in all; {fits}"
+        "{needed} bytes of cache are needed under policy `{policy}`, of {limit} in all; {fits}"
     )]
     TooLarge {
         /// The policy.

@@ -29,6 +29,15 @@ pub struct Load {
     pub totals: Totals,
 }
 
+/// What each head of a job holds, at one moment.
+#[derive(Debug, Clone)]
+pub struct Picture {
+    /// Tokens of the prompt and new ones.
+    pub tokens: usize,
+    /// Slots of each head, `[layers][Hkv]`.
+    pub kept: Vec<Vec<usize>>,
+}
+
 /// A job that decodes.
 #[derive(Debug, Clone)]
 pub struct JobLoad {

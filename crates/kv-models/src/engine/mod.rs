@@ -41,7 +41,7 @@ use crate::{ChatTemplate, Model, ModelConfig, ModelError, Result, Tokenizer};
 
 pub use context::ContextInfo;
 pub use job::{Ended, Held, Job, JobError, JobId, LogitsShaper, Started, TokenLogprobs, Update};
-pub use load::{JobLoad, Load, Totals};
+pub use load::{JobLoad, Load, Picture, Totals};
 use start::most_kept;
 use worker::{Command, Submitted, Worker};
 
@@ -305,11 +305,11 @@ impl Engine {
         load
     }
 
-    /// Slots that each head of a job that decodes holds, `[layers][Hkv]`; `None` for other jobs.
+    /// What each head of a job that decodes holds; `None` for other jobs.
     ///
     /// # Errors
     /// [`JobError::Stopped`].
-    pub fn picture(&self, id: JobId) -> std::result::Result<Option<Vec<Vec<usize>>>, JobError> {
+    pub fn picture(&self, id: JobId) -> std::result::Result<Option<Picture>, JobError> {
         self.ask(|reply| Command::Picture { id, reply })
     }
 

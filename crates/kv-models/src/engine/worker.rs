@@ -53,7 +53,7 @@ pub(super) enum Command {
     Cancel(JobId),
     Picture {
         id: JobId,
-        reply: Sender<Option<Vec<Vec<usize>>>>,
+        reply: Sender<Option<Picture>>,
     },
     Compress {
         id: JobId,
@@ -367,10 +367,15 @@ impl<'a> Worker<'a> {
                     return Ok(());
                 }
                 let part = self.options.bytes / self.options.groups.max(1);
-                let fits = format!(
-                    "give at most {} tokens, or a smaller budget",
-                    all / self.model.config().num_kv_heads.max(1)
-                );
+                let config = self.model.config();
+                let excess = (needed - all).div_ceil(config.num_kv_heads.max(1));
+                let new = job.request.new_tokens.min(config.max_positions);
+                let fits = match new.saturating_sub(excess) {
+                    0 => "give a smaller budget, or a shorter prompt".to_string(),
+                    fewer => {
+                        format!("ask for at most {fewer} new tokens, or give a smaller budget")
+                    }
+                };
                 Err(JobError::TooLarge {
                     policy: job.policy.name().into(),
                     needed: (needed as f64 / all.max(1) as f64 * part as f64) as usize,

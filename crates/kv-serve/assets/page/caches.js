@@ -24,9 +24,30 @@ export function bytes(count) {
 
 /** Shows the picture of a job as long as it runs, and its last one after its end. */
 export function follow(job) {
+  if (String(job) !== String(last?.job)) clear(job);
   shown = job;
   runs = true;
-  picture();
+  glance();
+}
+
+/** Whether the server has been asked for a picture and has not answered. */
+let asks = false;
+
+/** Asks for the shown job's picture, unless that is being asked for. */
+export async function glance() {
+  if (asks) return;
+  asks = true;
+  await picture().finally(() => (asks = false));
+}
+
+/** Takes the picture of another job away. */
+function clear(job) {
+  last = null;
+  find("#picture").height = 0;
+  find("#picture").style.height = "0";
+  delete find("#picture").dataset.kept;
+  find("#scale").hidden = true;
+  find("#picture-text").textContent = `Job ${job} has no cache yet.`;
 }
 
 /** Asks no more for the picture of a job that has ended. */
@@ -41,7 +62,7 @@ export async function watch() {
       // Nobody looks at a page behind others.
       if (!document.hidden) {
         show(await get("/v1/kv/requests"));
-        await picture();
+        await glance();
       }
     } catch (error) {
       find("#load").textContent = error.message;
@@ -131,7 +152,7 @@ function draw(picture) {
   const mean = kept.flat().reduce((sum, count) => sum + count, 0) / kept.flat().length;
   find("#picture-text").textContent =
     `Job ${job}: ${kept.length} layers to the right, ${heads} heads down; ` +
-    `${mean.toFixed(0)}${tokens ? ` of ${tokens}` : ""} tokens on average.`;
+    `${mean.toFixed(0)} of ${tokens} tokens on average.`;
   canvas.dataset.kept = JSON.stringify(kept);
   find("#scale").hidden = false;
   find("#scale-most").textContent = `${most} tokens`;

@@ -1,7 +1,7 @@
 // The chat.
 
 import { get, stream } from "/page/api.js";
-import { bytes, follow, leave, watch } from "/page/caches.js";
+import { bytes, follow, glance, leave, watch } from "/page/caches.js";
 
 const find = (selector) => document.querySelector(selector);
 /** The conversation so far, as the API takes it. */
@@ -22,9 +22,10 @@ function add(role, text) {
   return { message, body, meta };
 }
 
-/** The `kv` of a request. */
+/** The `kv` of a request: what the user has chosen. The server has its own for what is left out. */
 function cache() {
-  const [policy, budget] = [find("#policy").value, find("#budget").value.trim()];
+  const budget = find("#budget").value.trim();
+  const policy = find("#policy").value || undefined;
   if (budget === "") return { policy };
   if (!/^(\d+|\d*\.\d+)$/.test(budget)) throw new Error(`${budget} is no budget`);
   // JavaScript writes 1.0 as 1, which is one token; all tokens are what `full` keeps.
@@ -55,6 +56,8 @@ async function answer() {
       first ??= performance.now();
       count += 1;
       own.body.textContent += text;
+      // A short answer ends before the page would ask again.
+      glance();
       const seconds = (performance.now() - first) / 1000;
       if (count > 1) own.meta.textContent = `${((count - 1) / seconds).toFixed(0)} tokens/s`;
       own.message.scrollIntoView({ block: "end" });
@@ -163,13 +166,13 @@ async function describe() {
     const positions = models.data[0].max_model_len;
     find("#model").textContent = `${health.model} on ${health.device}, ${positions} positions`;
     const options = known.policies.filter((policy) => policy.required.length === 0);
-    find("#policy").replaceChildren(...options.map((policy) => {
+    const own = new Option(`server's (${known.default.policy})`, "");
+    own.title = JSON.stringify(known.default);
+    find("#policy").replaceChildren(own, ...options.map((policy) => {
       const option = new Option(policy.name, policy.name);
       option.title = policy.summary;
       return option;
     }));
-    find("#policy").value = known.default.policy;
-    if (known.default.budget) find("#budget").value = known.default.budget;
   } catch (error) {
     find("#model").textContent = error.message;
   }

@@ -63,7 +63,7 @@ pub(crate) struct LiveRequest {
 pub(crate) struct Picture {
     job: u64,
     /// Tokens so far.
-    tokens: Option<usize>,
+    tokens: usize,
     /// Tokens that each head holds, layer by layer.
     kept: Vec<Vec<usize>>,
 }
@@ -112,10 +112,7 @@ pub(crate) async fn one(State(app): State<Arc<App>>, Named(job): Named) -> Resul
     };
     let number: u64 = job.parse().map_err(|_| unknown())?;
     let own = Arc::clone(&app);
-    let kept = blocking(move || Ok(own.engine.picture(JobId(number))?)).await?;
-    let kept = kept.ok_or_else(unknown)?;
-    let load = app.engine.load();
-    let job = load.jobs.iter().find(|job| job.id.0 == number);
-    let tokens = job.map(|job| job.prompt_tokens + job.new_tokens);
+    let picture = blocking(move || Ok(own.engine.picture(JobId(number))?)).await?;
+    let kv_models::Picture { tokens, kept } = picture.ok_or_else(unknown)?;
     Ok(Json(Picture { job: number, tokens, kept }))
 }

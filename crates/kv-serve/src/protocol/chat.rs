@@ -210,8 +210,11 @@ impl ChatFields {
             template = template.with_variable(name, value);
         }
         let messages = self.messages.iter().enumerate();
-        let messages: Vec<Value> =
-            messages.map(|(index, message)| message.value(index)).collect::<Result<_>>()?;
+        let messages = messages.map(|(index, message)| {
+            message.check(index, &template)?;
+            message.value(index)
+        });
+        let messages: Vec<Value> = messages.collect::<Result<_>>()?;
         let tools = tools.map(Tools::values);
         let text = template.render_with_tools(&messages, tools.as_deref(), true)?;
         app.encode("messages", &text, false)
@@ -219,6 +222,19 @@ impl ChatFields {
 }
 
 impl ChatMessage {
+    /// Refuses parts of a message that the template would leave out.
+    fn check(&self, index: usize, template: &ChatTemplate) -> Result<()> {
+        let calls = self.tool_calls.as_ref().is_some_and(|calls| !calls.is_empty());
+        let parts = [("name", self.name.is_some()), ("tool_calls", calls)];
+        match parts.iter().find(|(part, given)| *given && !template.mentions(part)) {
+            Some((part, _)) => {
+                let message = format!("the model's chat template takes no `{part}`");
+                Err(ApiError::unsupported(format!("messages[{index}].{part}"), message))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// The message as templates take it.
     fn value(&self, index: usize) -> Result<Value> {
         let field = |name: &str| format!("messages[{index}].{name}");

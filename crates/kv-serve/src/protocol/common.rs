@@ -161,7 +161,8 @@ impl Common {
         let most = app.settings.max_choices.min(app.engine.options().queue);
         if choices == 0 || count > most {
             let message = format!(
-                "`n` is {choices}, which makes {count} choices; from 1 to {most} are possible"
+                "`n` is {choices}, which makes {count} choices; from 1 to {most} are possible \
+                 (`--max-choices`, `--queue`)"
             );
             return Err(ApiError::invalid("n", message));
         }

@@ -117,6 +117,7 @@ async fn values_out_of_range_name_their_field() {
         ("tool_choice", json!("auto"), "needs `tools`"),
         ("tool_choice", json!(3), "`none`, `auto`, `required`"),
         ("stop", json!(3), "a text or a list of texts"),
+        ("max_tokens", json!(-1), "expected a whole number of at least 0"),
     ] {
         let mut body = chat("x", json!({}));
         body[field] = value;
@@ -127,6 +128,13 @@ async fn values_out_of_range_name_their_field() {
     let error = bad(&server, TEXT, json!({"prompt": [-1]}), 400).await;
     let message = error["message"].as_str().unwrap();
     assert!(error["param"] == "prompt" && message.contains("a list of token numbers"), "{error}");
+    let call = json!({"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    for (part, value) in [("name", json!("bob")), ("tool_calls", json!([call]))] {
+        let mut body = chat("x", json!({}));
+        body["messages"][0][part] = value;
+        let error = bad(&server, CHAT, body, 400).await;
+        assert_eq!(error["param"], format!("messages[0].{part}"));
+    }
     let both = json!({"max_tokens": 3, "max_completion_tokens": 4});
     let error = bad(&server, CHAT, chat("x", both), 400).await;
     assert_eq!(error["param"], "max_completion_tokens");
@@ -150,6 +158,9 @@ async fn policies_and_budgets_are_checked() {
         (json!({"context": 5}), "kv.context", "name"),
         (json!({"context": "a", "budget": 0.5}), "kv.budget", "context"),
         (json!("snapkv"), "kv", ""),
+        (json!({"window": 0}), "kv.window", "at least 1"),
+        (json!({"layers": "foo"}), "kv.layers", "`uniform`"),
+        (json!({"policy": "combine", "prefill": "snapkw"}), "kv.prefill", "did you mean `snapkv`"),
     ] {
         let error = bad(&server, CHAT, chat("x", json!({"kv": kv})), 400).await;
         let message = error["message"].as_str().unwrap();

@@ -155,6 +155,17 @@ async fn a_cache_that_is_too_small_says_so() {
     let server = router(engine(small(8192)), settings());
     let error = bad(&server, CHAT, chat("The sea was calm.", json!({})), 400).await;
     assert_eq!(error["code"], "cache_too_small");
+    // The number that is told is the largest one.
+    let server = router(engine(small(400 * 2080)), settings());
+    let ask =
+        |new: usize| chat("The sea was calm.", json!({"max_tokens": new, "ignore_eos": true}));
+    let error = bad(&server, CHAT, ask(500), 400).await;
+    let message = error["message"].as_str().unwrap();
+    let most = message.split("at most ").nth(1).and_then(|rest| rest.split(' ').next());
+    let most: usize = most.and_then(|most| most.parse().ok()).unwrap_or_else(|| panic!("{error}"));
+    assert_eq!(bad(&server, CHAT, ask(most + 1), 400).await["code"], "cache_too_small");
+    good(&server, CHAT, ask(most)).await;
+    let server = router(engine(small(8192)), settings());
     // h2o's steps change slots. Its budget alone tells, before the prompt is computed.
     let h2o = json!({"max_tokens": 1, "kv": {"policy": "h2o", "budget": 0.9}});
     let error = bad(&server, CHAT, chat(&"The sea was calm. ".repeat(20), h2o), 400).await;
