@@ -20,7 +20,7 @@ use kv_policies::{Policy, SlotWeights};
 use super::context::{ContextInfo, Contexts};
 use super::group::{Group, arena_slots};
 use super::job::{Ended, Held, Job, JobError, JobId, Started, Update};
-use super::load::{JobLoad, Load, Totals};
+use super::load::{JobLoad, Load, Picture, Totals};
 use super::pace::Pace;
 use super::places::{Limits, Offer, Place};
 use super::prefixes::Prefixes;

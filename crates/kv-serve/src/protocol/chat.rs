@@ -222,17 +222,14 @@ impl ChatFields {
 }
 
 impl ChatMessage {
-    /// Refuses parts of a message that the template would leave out.
-    fn check(&self, index: usize, template: &ChatTemplate) -> Result<()> {
+    /// Refuses calls of tools where the template would leave them out.
+    fn check(&self, index: usize, template: &kv_models::ChatTemplate) -> Result<()> {
         let calls = self.tool_calls.as_ref().is_some_and(|calls| !calls.is_empty());
-        let parts = [("name", self.name.is_some()), ("tool_calls", calls)];
-        match parts.iter().find(|(part, given)| *given && !template.mentions(part)) {
-            Some((part, _)) => {
-                let message = format!("the model's chat template takes no `{part}`");
-                Err(ApiError::unsupported(format!("messages[{index}].{part}"), message))
-            }
-            None => Ok(()),
+        if calls && !template.mentions("tool_calls") {
+            let message = "the model's chat template takes no calls of tools";
+            return Err(ApiError::unsupported(format!("messages[{index}].tool_calls"), message));
         }
+        Ok(())
     }
 
     /// The message as templates take it.
