@@ -371,7 +371,10 @@ impl<'a> Worker<'a> {
                 let excess = (needed - all).div_ceil(config.num_kv_heads.max(1));
                 let new = job.request.new_tokens.min(config.max_positions);
                 let fits = match new.saturating_sub(excess) {
-                    0 => "give a smaller budget, or a shorter prompt".to_string(),
+                    0 => format!(
+                        "give a smaller budget, or a prompt of which at most {} tokens are kept",
+                        all / config.num_kv_heads.max(1)
+                    ),
                     fewer => {
                         format!("ask for at most {fewer} new tokens, or give a smaller budget")
                     }
