@@ -307,7 +307,7 @@ fn pyramid_infer_follows_the_papers_schedule() {
 #[test]
 fn rows_do_not_leak() {
     for tested in devices() {
-        // A software GPU takes minutes to compile kernels for a group. Other tests have groups of 2.
+        // A software GPU takes minutes to compile kernels for a group; other tests have one of 2.
         let everything = tested.name == "cpu" || cfg!(feature = "slow-tests");
         let groups: &[usize] = if everything { &[1, 4] } else { &[2] };
         for &group in groups {
