@@ -220,8 +220,8 @@ fn wrong_field(config: &Value, message: &str) -> String {
     found.unwrap_or_else(|| "kv".into())
 }
 
-/// The path of an option with this name or value, within a configuration. The name of the policy
-/// that is wrong comes before its options in errors, so that names of known policies do not count.
+/// The path of an option with this name or value, within a configuration. Names of known policies
+/// do not count as values: errors begin with the name of the policy that refuses an option.
 fn quoted_in(path: &str, config: &Value, quoted: &str) -> Option<String> {
     config.as_object()?.iter().find_map(|(key, value)| {
         let field = format!("{path}.{key}");

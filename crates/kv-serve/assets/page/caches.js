@@ -47,12 +47,15 @@ function clear(job) {
   find("#picture").style.height = "0";
   delete find("#picture").dataset.kept;
   find("#scale").hidden = true;
-  find("#picture-text").textContent = `Job ${job} has no cache yet.`;
+  find("#picture-text").textContent = `No picture of job ${job} yet.`;
 }
 
 /** Asks no more for the picture of a job that has ended. */
 export function leave(job) {
-  if (String(job) === String(shown)) runs = false;
+  // A request that was refused has no job.
+  if (job === null || String(job) !== String(shown)) return;
+  runs = false;
+  if (last === null) find("#picture-text").textContent = `Job ${job} ended before its picture.`;
 }
 
 /** Asks the server again and again. */
