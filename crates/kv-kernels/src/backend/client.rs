@@ -27,6 +27,17 @@ pub(crate) fn planes_of(client: &Client, units: usize) -> usize {
     units.div_ceil((client.properties().hardware.plane_size_min as usize).max(1))
 }
 
+/// The most units of a plane of a software driver, which runs a plane as one vector of a CPU.
+const CPU_PLANE: u32 = 8;
+
+/// How many turns of a loop a kernel unrolls, so that the reads of all of them are under way at
+/// once: `most` on a GPU, and one on a software driver. There, reads under way at once hide no
+/// latency, and the code of each further turn takes the driver about as long to compile as the code
+/// of the first.
+pub(crate) fn unrolled(client: &Client, most: usize) -> usize {
+    if client.properties().hardware.plane_size_max <= CPU_PLANE { 1 } else { most }
+}
+
 /// The units of the widest cube, a power of two, and the most planes that it has.
 pub(crate) fn widest_cube(client: &Client) -> (usize, usize) {
     let hardware = &client.properties().hardware;

@@ -10,7 +10,7 @@ use cubecl::prelude::*;
 use super::args::{BalanceArgs, CentreArgs, Classes, DrawArgs};
 use super::walk::{BlockClassesLaunch, CentresLaunch, TokenListsLaunch, WalkRulesLaunch};
 use super::{BalanceStrategy, WalkConfig, mean, plain, tensor_core};
-use crate::backend::client::{elem_type, empty_like, grid, unread_like};
+use crate::backend::client::{elem_type, empty_like, grid, unread_like, unrolled};
 use crate::components::pool::PoolLaunch;
 
 /// Units of a plane that has matrix instructions.
@@ -108,6 +108,7 @@ pub(super) fn run(walk: BalanceArgs<CubeBackend>) -> Classes<CubeBackend> {
                 block,
                 span,
                 columns: head_dim / lanes,
+                turns: unrolled(&client, plain::TURNS),
                 centred,
                 valued,
                 weighted,

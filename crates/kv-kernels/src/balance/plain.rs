@@ -20,8 +20,9 @@ use crate::components::sentinels::LOWEST_LOGIT;
 const STRIP: usize = 32;
 /// Vectors of a strip's rows in shared memory at a time.
 const CHUNK: usize = 8;
-/// Tokens of a strip whose turns are unrolled. Compilers take seconds for all of a strip's.
-const TURNS: usize = 8;
+/// Tokens of a strip whose turns a GPU's kernel unrolls. Compilers take seconds for all of a
+/// strip's.
+pub(super) const TURNS: usize = 8;
 
 /// Comptime configuration of the generated code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -32,6 +33,8 @@ pub(super) struct Blueprint {
     pub(super) span: usize,
     /// Vectors of a row.
     pub(super) columns: usize,
+    /// Tokens of a strip whose turns are unrolled, a divisor of [`STRIP`].
+    pub(super) turns: usize,
     pub(super) centred: bool,
     pub(super) valued: bool,
     pub(super) weighted: bool,
@@ -53,6 +56,7 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
     let block = blueprint.block.comptime();
     let span = blueprint.span.comptime();
     let columns = blueprint.columns.comptime();
+    let turns = blueprint.turns.comptime();
     let longest = lists.longest;
     let blocks = longest.div_ceil(block.runtime());
     let cube = CUBE_POS;
@@ -144,7 +148,7 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
         let mut done = 0usize;
         while done < STRIP {
             #[unroll]
-            for i in 0..TURNS {
+            for i in 0..turns {
                 let at = start + done + i;
                 let (first_of_span, end) = span_of(at, tokens, span);
                 if first_of_span == at && at < tokens {
@@ -186,10 +190,10 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
             }
             // Registers cannot be indexed: the terms of the next turns move to the first ones.
             #[unroll]
-            for i in 0..comptime!(STRIP - TURNS) {
-                terms[i] = terms[i + TURNS];
+            for i in 0..comptime!(STRIP - turns) {
+                terms[i] = terms[i + turns];
             }
-            done += TURNS;
+            done += turns;
         }
         start += STRIP;
     }

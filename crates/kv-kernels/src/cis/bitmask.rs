@@ -11,7 +11,7 @@ pub(super) const WORD: usize = 32;
 /// Bitmasks of a range, one array of words after another: the slots of the `k_top` highest scores,
 /// the slots of the `k_dilate` highest scores, and the set with all neighbours.
 pub(super) const BITMASKS: usize = 3;
-/// Scores that a unit reads before it waits for the first.
+/// Scores that a unit of a GPU reads before it waits for the first; a divisor of [`WORD`].
 pub(super) const CHUNK: usize = 8;
 
 /// The first and the end of the words that a unit works on, out of those that hold the first
@@ -57,19 +57,20 @@ pub(super) fn compared(
     local: usize,
     pivot_top: u32,
     pivot_dilate: u32,
+    #[comptime] chunk: usize,
 ) -> Compared {
     let mut of = Compared { above: 0u32, equal: 0u32, above_best: 0u32, equal_best: 0u32 };
-    for round in 0..comptime!(WORD / CHUNK) {
-        let mut some = Array::<u32>::new(CHUNK);
+    for round in 0..comptime!(WORD / chunk) {
+        let mut some = Array::<u32>::new(chunk);
         // Neighbouring units begin in neighbouring banks.
-        let from = UNIT_POS as usize + round * CHUNK;
+        let from = UNIT_POS as usize + round * chunk;
         #[unroll]
-        for c in 0..CHUNK {
+        for c in 0..chunk {
             let slot = word * WORD + (from + c) % WORD;
             some[c] = keys[base + max(min(slot, local - 1), start)];
         }
         #[unroll]
-        for c in 0..CHUNK {
+        for c in 0..chunk {
             let mark = 1u32 << u32::cast_from((from + c) % WORD);
             of.above |= select(some[c] > pivot_top, mark, 0u32);
             of.equal |= select(some[c] == pivot_top, mark, 0u32);

@@ -44,6 +44,9 @@ pub(crate) struct Blueprint {
     pub(crate) staged: usize,
     /// Rows that a team reads before it waits for the first, or tiles that a plane does.
     pub(crate) ahead: usize,
+    /// Scores that a unit reads before it waits for the first, a divisor of
+    /// [`WORD`](super::bitmask::WORD).
+    pub(crate) chunk: usize,
     /// Whether the scores feed the kernels of `histogram_topk/`, not a selection by one cube a
     /// range.
     pub(crate) feeds_histogram: bool,

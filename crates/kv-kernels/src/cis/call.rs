@@ -8,12 +8,13 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::args::Retrieval;
+use super::bitmask::CHUNK;
 use super::blueprint::Blueprint;
 use super::kernel_args::{ComparedVectorsLaunch, ScoredKeysLaunch, StepRangesLaunch};
 use super::score_mma::{TEAM as TEAM_OF_TILES, VECTOR as TILE_VECTOR};
 use super::sizes::Sizes;
 use super::{CisConfig, CisStrategy, Earlier};
-use crate::backend::client::{empty_like, is_cuda, vector_lanes};
+use crate::backend::client::{empty_like, is_cuda, unrolled, vector_lanes};
 use crate::backend::strategy::{DeviceTraits, Strategy};
 
 /// A call's tensors, all contiguous, and their sizes.
@@ -118,6 +119,7 @@ impl Call {
             fenced: !is_cuda(client),
             staged,
             ahead,
+            chunk: unrolled(client, CHUNK),
             feeds_histogram: false,
         }
     }
@@ -151,8 +153,8 @@ impl Call {
     pub(super) fn ahead(&self) -> usize {
         match (self.tiles(), self.group) {
             (true, _) => (256 / self.head_dim).clamp(1, 4),
-            (false, ..=2) => 8,
-            (false, _) => 4,
+            (false, ..=2) => unrolled(&self.query.client, 8),
+            (false, _) => unrolled(&self.query.client, 4),
         }
     }
 

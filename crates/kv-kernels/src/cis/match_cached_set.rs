@@ -4,7 +4,6 @@
 use cubecl::prelude::*;
 
 use super::SimilarityReduction;
-use super::bitmask::CHUNK;
 use super::blueprint::Blueprint;
 use super::table::*;
 use super::visible_range::StepContext;
@@ -66,7 +65,7 @@ fn load_entry_partials<F: Float>(
     let own = kv_head * comptime!(parts * length);
     let from = (kv_head * sets + set) * comptime!(parts * length);
     let rounds = comptime!(length.div_ceil(blueprint.plane));
-    let chunk = comptime!(rounds.min(CHUNK));
+    let chunk = comptime!(rounds.min(blueprint.chunk));
     let row = kv_head * comptime!(row(blueprint.sets, blueprint.width));
     let mut seen = SimilarityPartials {
         dots: Array::new(parts),

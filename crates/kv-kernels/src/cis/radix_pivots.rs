@@ -4,7 +4,6 @@
 
 use cubecl::prelude::*;
 
-use super::bitmask::CHUNK;
 use super::blueprint::Blueprint;
 
 /// Bins of a digit of 8 bits.
@@ -31,6 +30,7 @@ pub(super) fn find_pivots(
     #[comptime] blueprint: Blueprint,
 ) -> (Pivot, Pivot) {
     let (units, planes) = comptime!((blueprint.units, blueprint.planes()));
+    let chunk = blueprint.chunk.comptime();
     // Neighbouring bins that a unit sums.
     let each = comptime!(BINS.div_ceil(units));
     let bins = Shared::<[Atomic<u32>]>::new_slice(comptime!(2 * BINS));
@@ -63,13 +63,13 @@ pub(super) fn find_pivots(
         sync_cube();
         i = first + unit;
         while i < end {
-            let mut some = Array::<u32>::new(CHUNK);
+            let mut some = Array::<u32>::new(chunk);
             #[unroll]
-            for c in 0..CHUNK {
+            for c in 0..chunk {
                 some[c] = keys[base + min(i + c * units, end - 1)];
             }
             #[unroll]
-            for c in 0..CHUNK {
+            for c in 0..chunk {
                 if i + c * units < end {
                     let bin = ((some[c] >> shift) & 255u32) as usize;
                     // Two shifts, since a shift by 32 bits would shift by none.
@@ -82,7 +82,7 @@ pub(super) fn find_pivots(
                     }
                 }
             }
-            i += CHUNK * units;
+            i += chunk * units;
         }
         sync_cube();
         // The first unit has the highest bins.

@@ -145,6 +145,7 @@ pub(super) fn set_bitmask(
     #[comptime] blueprint: Blueprint,
 ) {
     let units = blueprint.units.comptime();
+    let chunk = blueprint.chunk.comptime();
     let (marked, words) = (place.marked, place.words);
     let (start, local) = (visible.start, visible.local);
     let (k_top, k_dilate) = (u32::cast_from(wanted.k_top), u32::cast_from(wanted.k_dilate()));
@@ -163,7 +164,8 @@ pub(super) fn set_bitmask(
         let mut equal = 0u32;
         let mut equal_best = 0u32;
         for word in first..last {
-            let own = compared(keys, base, word, start, local, pivot_top.key, pivot_dilate.key);
+            let own =
+                compared(keys, base, word, start, local, pivot_top.key, pivot_dilate.key, chunk);
             equal += own.equal.count_ones();
             equal_best += own.equal_best.count_ones();
         }
@@ -173,7 +175,7 @@ pub(super) fn set_bitmask(
         rank_best = before_best;
     }
     for word in first..last {
-        let own = compared(keys, base, word, start, local, pivot_top.key, pivot_dilate.key);
+        let own = compared(keys, base, word, start, local, pivot_top.key, pivot_dilate.key, chunk);
         bitmasks[marked + word] = own.above | lowest_bits(own.equal, room - min(rank, room));
         let best = lowest_bits(own.equal_best, room_best - min(rank_best, room_best));
         bitmasks[marked + words + word] = select(wanted.dilated == 0, 0u32, own.above_best | best);

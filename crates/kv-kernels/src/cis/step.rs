@@ -4,7 +4,7 @@
 
 use cubecl::prelude::*;
 
-use super::bitmask::{BITMASKS, BitmaskPlace, CHUNK, WORD};
+use super::bitmask::{BITMASKS, BitmaskPlace, WORD};
 use super::blueprint::Blueprint;
 use super::compact_bitmask::ListOffsets;
 use super::finish_step::{finish_step, store_set, store_shared_set};
@@ -46,6 +46,7 @@ pub(crate) fn step<F: Float, N: Size>(
     let width = blueprint.width.comptime();
     let direct = comptime!(blueprint.direct());
     let staged = blueprint.staged.comptime();
+    let chunk = blueprint.chunk.comptime();
     let unit = UNIT_POS as usize;
     let (stride, radius) = (choosing.scores.stride, choosing.selection.radius);
     let length = choosing.ranges.lengths[kv_head];
@@ -154,20 +155,20 @@ pub(crate) fn step<F: Float, N: Size>(
             if comptime!(direct && staged > 0 && !blueprint.scores) {
                 let mut i = visible.start + unit;
                 while i < visible.local {
-                    let mut some = Array::<u32>::new(CHUNK);
+                    let mut some = Array::<u32>::new(chunk);
                     #[unroll]
-                    for c in 0..CHUNK {
+                    for c in 0..chunk {
                         let at = min(i + c * units, visible.local - 1);
                         some[c] = choosing.scores.ordered[kv_head * stride + at];
                     }
                     #[unroll]
-                    for c in 0..CHUNK {
+                    for c in 0..chunk {
                         let at = i + c * units;
                         if at < visible.local {
                             near[at] = some[c];
                         }
                     }
-                    i += CHUNK * units;
+                    i += chunk * units;
                 }
             }
             let (scores, scores_at, bits, bits_at) = if comptime!(staged > 0) {

@@ -232,7 +232,7 @@ impl Call {
                     plain::UNITS,
                     lanes,
                     plain::Blueprint {
-                        shape: ThreadGroup::new(group, head_dim / lanes, team),
+                        shape: ThreadGroup::new(&client, group, head_dim / lanes, team),
                         split,
                         features
                     }

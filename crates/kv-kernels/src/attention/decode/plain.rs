@@ -135,13 +135,13 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
             }
         }
         sync_cube();
+        // The loops over teams are not unrolled: they would be most of the kernel's code, which
+        // drivers would compile again for every query head.
         let mut top = f32::new(LOWEST_LOGIT);
-        #[unroll]
         for t in 0..teams {
             top = larger(top, team_maxima[t]);
         }
         let mut sum = 0.0f32;
-        #[unroll]
         for t in 0..teams {
             sum += team_sums[t] * (team_maxima[t] - top).exp();
         }
@@ -149,7 +149,6 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
         let part = (kv_head * splits + split) * group + g;
         if unit < columns {
             let mut total = Vector::<f32, N>::new(0.0f32);
-            #[unroll]
             for t in 0..teams {
                 total += rows[t * columns + unit] * Vector::new((team_maxima[t] - top).exp());
             }

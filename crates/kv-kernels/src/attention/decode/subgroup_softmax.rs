@@ -6,8 +6,10 @@
 //! partial products, until each unit holds whole products of its own. Each exponential is then
 //! taken by one unit, not by all.
 
+use cubecl::client::Client;
 use cubecl::prelude::*;
 
+use crate::backend::client::unrolled;
 use crate::components::sentinels::LOWEST_LOGIT;
 use crate::components::softmax::{larger, weight_of};
 
@@ -39,10 +41,11 @@ pub(crate) struct Weighing {
 }
 
 impl ThreadGroup {
-    /// A shape with as many rows at a time as registers allow, and as leave each unit a product of
-    /// its own.
-    pub(crate) fn new(group: usize, columns: usize, team: usize) -> Self {
-        let ahead = (team / group.next_power_of_two()).clamp(1, MOST_AHEAD);
+    /// A shape for a device, with as many rows at a time as registers allow, and as leave each unit
+    /// a product of its own.
+    pub(crate) fn new(client: &Client, group: usize, columns: usize, team: usize) -> Self {
+        let most = unrolled(client, MOST_AHEAD);
+        let ahead = (team / group.next_power_of_two()).clamp(1, most);
         Self { group, columns, team, ahead }
     }
 

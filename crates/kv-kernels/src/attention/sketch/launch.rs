@@ -110,7 +110,7 @@ pub(super) fn run(args: SketchAttentionArgs<CubeBackend>) -> SketchAttended<Cube
             }
             Kernel::Plain(plan) => {
                 let blueprint = plain::Blueprint {
-                    shape: ThreadGroup::new(group, head_dim / plan.lanes, plan.team),
+                    shape: ThreadGroup::new(&client, group, head_dim / plan.lanes, plan.team),
                     units: plan.units,
                     plane: plan.plane,
                     joined: plan.joined,

@@ -8,7 +8,6 @@ use super::kernel_args::{DueRanges, PartScores, Room, ScoreCounts};
 use super::log_sums::logs_of;
 use super::tasks::{TO_RETRIEVE, run_of};
 use super::{BINS, PART, bin_of, top_of_bins};
-use crate::cis::bitmask::CHUNK;
 use crate::cis::blueprint::Blueprint;
 use crate::cis::select_topk::score_of;
 use crate::cis::visible_range::load_step_context;
@@ -24,6 +23,7 @@ pub(super) fn histogram_kernel(
     #[comptime] blueprint: Blueprint,
 ) {
     let (group, units) = comptime!((blueprint.group, blueprint.units));
+    let chunk = blueprint.chunk.comptime();
     let joins = comptime!(!blueprint.direct());
     let (stride, scored_parts) = (scored.scores.stride, scored.parts);
     let parts = stride.div_ceil(PART);
@@ -54,9 +54,9 @@ pub(super) fn histogram_kernel(
         let mut i = max((next - range * parts) * PART, visible.start) + UNIT_POS as usize;
         while i < end {
             // Sort keys, or logits as bits.
-            let mut some = Array::<u32>::new(comptime!(CHUNK * group));
+            let mut some = Array::<u32>::new(comptime!(chunk * group));
             #[unroll]
-            for c in 0..CHUNK {
+            for c in 0..chunk {
                 let at = min(i + c * units, end - 1);
                 #[unroll]
                 for g in 0..group {
@@ -68,7 +68,7 @@ pub(super) fn histogram_kernel(
                 }
             }
             #[unroll]
-            for c in 0..CHUNK {
+            for c in 0..chunk {
                 let at = i + c * units;
                 if at < end {
                     let mut key = some[c * group];
@@ -84,7 +84,7 @@ pub(super) fn histogram_kernel(
                     histogram[bin_of(key, top_of_bins)].fetch_add(1u32);
                 }
             }
-            i += CHUNK * units;
+            i += chunk * units;
         }
         sync_cube();
         bin = UNIT_POS as usize;

@@ -6,7 +6,7 @@ use super::kernel_args::{DueRanges, PartScores, PivotCandidates, Room, ScoreCoun
 use super::pivot_bins::{ABOVE, BIN, FOUND, Searches, WITHIN, find_pivot_bins};
 use super::tasks::{TO_RETRIEVE, run_of};
 use super::{BINS, PART, PART_WORDS, PIVOT_WITHIN, PIVOTS, bin_of, top_of_bins};
-use crate::cis::bitmask::{BITMASKS, CHUNK, WORD};
+use crate::cis::bitmask::{BITMASKS, WORD};
 use crate::cis::blueprint::Blueprint;
 use crate::cis::kernel_args::Selection;
 use crate::cis::select_topk::load_topk_sizes;
@@ -25,6 +25,7 @@ pub(super) fn bitmask_kernel(
     #[comptime] blueprint: Blueprint,
 ) {
     let units = blueprint.units.comptime();
+    let chunk = blueprint.chunk.comptime();
     let unit = UNIT_POS as usize;
     let (stride, scored_parts) = (scored.scores.stride, scored.parts);
     let parts = stride.div_ceil(PART);
@@ -65,13 +66,13 @@ pub(super) fn bitmask_kernel(
         let end = min((part + 1) * PART, visible.local);
         let mut i = max(part * PART, visible.start) + unit;
         while i < end {
-            let mut some = Array::<u32>::new(CHUNK);
+            let mut some = Array::<u32>::new(chunk);
             #[unroll]
-            for c in 0..CHUNK {
+            for c in 0..chunk {
                 some[c] = scored.scores.ordered[kv_head * stride + min(i + c * units, end - 1)];
             }
             #[unroll]
-            for c in 0..CHUNK {
+            for c in 0..chunk {
                 let slot = i + c * units;
                 if slot < end {
                     let bin = bin_of(some[c], top_of_bins) as u32;
@@ -92,7 +93,7 @@ pub(super) fn bitmask_kernel(
                     }
                 }
             }
-            i += CHUNK * units;
+            i += chunk * units;
         }
         sync_cube();
         word = unit;
