@@ -150,7 +150,8 @@ fn each_dtype(mut test: impl FnMut(&TestDevice, DType)) {
 fn rows_and_statistics_are_those_of_the_slots() {
     each_dtype(|tested, dtype| {
         let odd = if dtype == DType::F32 { 33 } else { 34 };
-        for (head_dim, keeps) in [(64, true), (80, true), (128, true), (odd, true), (48, false)] {
+        let cases = [(64, true), (80, true), (128, true), (odd, true), (48, false)];
+        for (head_dim, keeps) in tested.some(cases, 2) {
             let archived = archived(&tested.device, dtype, [1, 2, head_dim], &[2, 3], keeps);
             let data = archived.pool.to_data().unwrap();
             let [words, signatures, statistics, means] =
@@ -210,9 +211,10 @@ fn scores_are_those_of_estimated_keys() {
     let cases = [(2, 1, 64), (1, 4, 128), (2, 3, 80), (1, 3, 96), (2, 8, 32), (1, 2, 256)];
     each_dtype(|tested, dtype| {
         let check = |strategy, case: &_| check_scores(tested, dtype, *case, strategy);
-        cases.iter().for_each(|case| check(SignatureStrategy::Auto, case).unwrap());
+        tested.some(&cases, 2).for_each(|case| check(SignatureStrategy::Auto, case).unwrap());
         let strategies = [SignatureStrategy::Portable, SignatureStrategy::TensorCore];
-        force(&format!("signature_scores in {dtype:?}"), tested, &strategies, &cases, check);
+        let some: Vec<_> = tested.some(cases, 3).collect();
+        force(&format!("signature_scores in {dtype:?}"), tested, &strategies, &some, check);
     });
 }
 
@@ -258,9 +260,8 @@ fn check_scores(
 #[test]
 fn attention_is_that_over_chosen_slots_and_means() {
     each_dtype(|tested, dtype| {
-        for (kv_heads, group, head_dim) in
-            [(2, 1, 64), (1, 4, 128), (2, 3, 80), (1, 8, 32), (1, 2, 34)]
-        {
+        let cases = [(2, 1, 64), (1, 4, 128), (2, 3, 80), (1, 8, 32), (1, 2, 34)];
+        for (kv_heads, group, head_dim) in tested.some(cases, 2) {
             for revived in [0, 1, 10, 64, 1_000] {
                 check_attention(tested, dtype, [kv_heads, group, head_dim], revived);
             }

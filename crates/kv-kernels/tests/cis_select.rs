@@ -17,11 +17,12 @@ use super::strategies::force;
 fn steps_attend_as_the_paper_says() {
     for tested in devices() {
         let device = &tested.device;
-        for (group, reduction, similarity) in [
+        let cases = [
             (1, ScoreReduction::Sum, SimilarityReduction::Mean),
             (4, ScoreReduction::Sum, SimilarityReduction::Mean),
             (2, ScoreReduction::Max, SimilarityReduction::Min),
-        ] {
+        ];
+        for (group, reduction, similarity) in tested.some(cases, 2) {
             let layer = Layer::new(2, 2, group, 32, 300);
             let mut retrieved = Vec::new();
             for (earlier, dilation) in
@@ -87,9 +88,9 @@ fn many_queries_vote() {
     for tested in devices() {
         let device = &tested.device;
         for dtype in tested.float_dtypes() {
-            for (votes, length, dim) in
-                [(12, 300, 64), (32, 700, 64), (24, 4_400, 64), (1, 700, 4), (12, 4_400, 8)]
-            {
+            let cases =
+                [(12, 300, 64), (32, 700, 64), (24, 4_400, 64), (1, 700, 4), (12, 4_400, 8)];
+            for (votes, length, dim) in tested.some(cases, 2) {
                 let layer = Layer::new(1, 2, 1, dim, length).in_dtype(dtype);
                 let queries = Numbers::new(5).normal(2 * votes * dim);
                 let queries = follow::rounded(&queries, dtype);
@@ -132,14 +133,15 @@ fn long_ranges_are_scored_in_parts() {
         let device = &tested.device;
         // One range on many processors, ranges longer than a part, than shared memory has room for,
         // and than are sifted.
-        for (group, room, longest) in [
+        let cases = [
             (2, 5_000, None),
             (1, 5_000, None),
             (1, 60_000, None),
             (2, 60_000, None),
             (1, 5_000, Some(600_000)),
             (2, 3_000, Some(600_000)),
-        ] {
+        ];
+        for (group, room, longest) in tested.some(cases, 2) {
             let layer = Layer::new(1, 1, group, 32, room);
             let options = CisSelectOptions { longest, ..options() };
             let context = format!("{} {room} slots", tested.name);
@@ -154,13 +156,14 @@ fn long_ranges_are_sifted_by_many_cubes() {
         let device = &tested.device;
         // Lengths about the one from which on ranges are sifted, of groups that fill a team and
         // that do not.
-        for (group, lengths, reduction) in [
+        let cases = [
             (1, [9_000, 200], ScoreReduction::Sum),
             (2, [8_500, 19_000], ScoreReduction::Sum),
             (3, [12_345, 40], ScoreReduction::Max),
             (8, [10_000, 7_000], ScoreReduction::Max),
             (4, [2_100, 1_500], ScoreReduction::Sum),
-        ] {
+        ];
+        for (group, lengths, reduction) in tested.some(cases, 2) {
             let room = lengths[0].max(lengths[1]) + 64;
             let layer = Layer::new(2, 2, group, 32, room);
             let longest = Some(room);
@@ -192,7 +195,7 @@ fn long_ranges_are_sifted_by_many_cubes() {
             follow_steps(&layer, &[2_400], 0, steps, (best, &wide), device, &context).unwrap();
         }
         // Among equals the first ones are taken, whether or not one cube has room for all of them.
-        for (distinct, group) in [(30, 2), (5, 2), (1, 2), (30, 1), (5, 1)] {
+        for (distinct, group) in tested.some([(30, 2), (5, 1), (1, 2), (30, 1), (5, 2)], 2) {
             let mut layer = Layer::new(1, 1, group, 32, 9_100);
             for slot in distinct..layer.room {
                 let (from, to) = (slot % distinct * 32, slot * 32);
@@ -258,6 +261,7 @@ fn every_strategy_attends_as_the_paper_says() {
     cases.extend(timed.map(|[heads, kv_heads, tokens]| (heads / kv_heads, [tokens; 2])));
     for tested in devices() {
         let strategies = [Radix, SplitRadix, Histogram];
+        let cases: Vec<_> = tested.some(cases.iter().copied(), 3).collect();
         force("cis_select", &tested, &strategies, &cases, |strategy, (group, lengths)| {
             let room = lengths[0] + 64;
             let layer = Layer::new(2, 1, *group, 32, room);
@@ -475,7 +479,7 @@ fn choosing_and_attending_at_once_changes_nothing() {
             (3, 2 * many, 2, 128, 300, options()),
             (2, many, 8, 128, 300, options()),
         ];
-        let cases: Vec<_> = cases.into_iter().enumerate().collect();
+        let cases: Vec<_> = tested.some(cases.into_iter().enumerate(), 3).collect();
         let strategies = [CisStrategy::Auto, CisStrategy::Fused, CisStrategy::SplitRadix];
         force("cis_attention", &tested, &strategies, &cases, |strategy, (case, sizes)| {
             let (batch, kv_heads, group, dim, room, change) = *sizes;

@@ -3,7 +3,7 @@ use kv_kernels::{
     EvictingOutput, EvictionOptions, EvictionScope, EvictionStrategy, Guard, HeldSlots,
     KernelError, Memory, NO_RECORD, SlotRanges, Ties, evicting_attention, log_norms,
 };
-use kv_testing::{Golden, Numbers, TestDevice, devices, golden_files, relative_error};
+use kv_testing::{Golden, Numbers, TestDevice, devices, dot, golden_files, relative_error};
 
 use super::problems::timed_steps;
 use super::strategies::force;
@@ -132,35 +132,27 @@ impl Case {
         for (pair, &length) in self.lengths.iter().enumerate() {
             let slots: Vec<usize> =
                 (0..length as usize).map(|i| pair * self.capacity + i).collect();
-            let row = |rows: &[f32], slot: usize| -> Vec<f64> {
-                rows[slot * self.dim..][..self.dim].iter().map(|x| f64::from(*x)).collect()
-            };
+            let (dim, scale) = (self.dim, (self.dim as f64).sqrt());
             let weight = |slot: usize| self.log_weights.as_ref().map_or(0.0, |w| w[slot].into());
             let mut shares: Vec<Vec<f64>> = vec![Vec::new(); slots.len()];
             for g in 0..self.group {
-                let query = row(&self.query, pair * self.group + g);
+                let query = &self.query[(pair * self.group + g) * dim..][..dim];
                 let logits: Vec<f64> = slots
                     .iter()
-                    .map(|&slot| {
-                        let key = row(&self.keys, slot);
-                        let dot: f64 = query.iter().zip(&key).map(|(q, k)| q * k).sum();
-                        dot / (self.dim as f64).sqrt() + weight(slot)
-                    })
+                    .map(|&slot| dot(query, &self.keys[slot * dim..][..dim]) / scale + weight(slot))
                     .collect();
                 let sum = log_sum_exp(&logits);
-                let mut total = vec![0.0; self.dim];
+                let mut total = vec![0.0; dim];
                 for (i, &slot) in slots.iter().enumerate() {
                     shares[i].push(logits[i] - sum);
-                    let value = row(&self.values, slot);
-                    total
-                        .iter_mut()
-                        .zip(value)
-                        .for_each(|(o, v)| *o += (logits[i] - sum).exp() * v);
+                    let (p, value) = ((logits[i] - sum).exp(), &self.values[slot * dim..][..dim]);
+                    total.iter_mut().zip(value).for_each(|(o, v)| *o += p * f64::from(*v));
                 }
                 output.extend(total);
             }
             let own = slots.iter().zip(shares).map(|(&slot, shares)| {
-                let norm: f64 = row(&self.values, slot).iter().map(|v| v.abs()).sum();
+                let value = &self.values[slot * dim..][..dim];
+                let norm: f64 = value.iter().map(|v| f64::from(v.abs())).sum();
                 (weight(slot) > -1e38).then(|| log_sum_exp(&shares) + norm.ln())
             });
             importances.push(own.collect());
@@ -283,12 +275,12 @@ fn many_heads() -> Case {
 #[test]
 fn agrees_with_f64_on_every_device_and_dtype() {
     for tested in devices() {
+        let cases = cases();
         for dtype in tested.float_dtypes() {
             // Of the output, and of importances' logarithms, which stay in f32 whatever the dtype.
             let [limit, tolerance] = if dtype == DType::F32 { [1e-5, 1e-4] } else { [1e-2, 1e-3] };
-            // Kernels are compiled anew for every dtype, which takes software drivers seconds.
-            let every = if dtype != DType::F32 && tested.name == "wgpu" { 4 } else { 1 };
-            for case in cases().iter().step_by(every) {
+            let every = if dtype == DType::F32 { 2 } else { 6 };
+            for case in tested.some(&cases, every) {
                 let case = case.rounded(&tested.device, dtype);
                 let options = EvictionOptions { importance: true, ..Default::default() };
                 let (result, places) = case.run(&tested.device, dtype, options);
@@ -363,8 +355,7 @@ fn every_strategy_agrees_with_f64() {
         let device = &tested.device;
         for dtype in tested.float_dtypes() {
             let [limit, tolerance] = if dtype == DType::F32 { [1e-5, 1e-4] } else { [1e-2, 1e-3] };
-            let every = if tested.name == "wgpu" { 5 } else { 1 };
-            let cases: Vec<Case> = cases().into_iter().step_by(every).collect();
+            let cases: Vec<Case> = tested.some(cases(), 6).collect();
             let test = format!("evicting_attention in {dtype:?}");
             force(&test, &tested, &FORCED, &cases, |strategy, case| {
                 let case = case.rounded(device, dtype);
@@ -410,9 +401,8 @@ fn heads_decide_together_on_every_device_and_dtype() {
             (12, 1, 64, longs(12, &[130, 131])),
         ];
         for dtype in tested.float_dtypes() {
-            // Kernels are compiled anew for every dtype, which takes software drivers seconds.
-            let every = if dtype != DType::F32 && tested.name == "wgpu" { 3 } else { 1 };
-            let cases: Vec<_> = (50u64..).zip(&cases).step_by(every).collect();
+            let every = if dtype == DType::F32 { 2 } else { 6 };
+            let cases: Vec<_> = tested.some((50u64..).zip(&cases), every).collect();
             let strategies = [&[EvictionStrategy::Auto][..], &FORCED].concat();
             let test = format!("evicting_attention of heads together in {dtype:?}");
             force(&test, &tested, &strategies, &cases, |strategy, case| {
@@ -482,10 +472,9 @@ fn records_are_raised_and_compared() {
             (2, 3, 64, lengths(2, &(0..150).map(|at| 2 + at * 7 % 90).collect::<Vec<_>>())),
         ];
         for dtype in tested.float_dtypes() {
-            // Kernels are compiled anew for every dtype, which takes software drivers seconds.
-            let every = if dtype != DType::F32 && tested.name == "wgpu" { 4 } else { 1 };
+            let every = if dtype == DType::F32 { 2 } else { 4 };
             let scopes = [EvictionScope::Head, EvictionScope::Layer];
-            let cases = (70u64..).zip(&cases).step_by(every);
+            let cases = tested.some((70u64..).zip(&cases), every);
             let cases = cases.flat_map(|case| scopes.map(|scope| (case, scope)));
             let cases: Vec<_> = cases.collect();
             let strategies = [&[EvictionStrategy::Auto][..], &FORCED].concat();

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kv_kernels::{SlotRanges, SlotView};
-use kv_testing::{Numbers, STEP, timed};
+use kv_testing::{Numbers, STEP, dot, timed};
 
 /// Shapes and lengths of one decode-attention case.
 #[derive(Debug, Clone)]
@@ -232,9 +232,7 @@ pub(crate) fn exact(problem: &Problem, inputs: &Inputs) -> (Vec<f64>, Vec<f64>, 
             let query = &inputs.query[head * dim..][..dim];
             let dots = slots.iter().map(|slot| {
                 let key = &inputs.keys[slot * dim..][..dim];
-                let dot: f64 =
-                    query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
-                dot / (dim as f64).sqrt()
+                dot(query, key) / (dim as f64).sqrt()
             });
             let dots: Vec<f64> = dots.collect();
             let weight =

@@ -6,7 +6,7 @@ use std::path::Path;
 use burn::tensor::DType;
 use kv_models::{Model, ModelConfig, ModelError, Request, Session, WeightsError, generate};
 use kv_policies::build;
-use kv_testing::{TestDevice, devices};
+use kv_testing::{TestDevice, devices, quick_devices};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::json;
@@ -199,7 +199,7 @@ fn models_that_are_not_supported_are_refused_by_name() {
 
 #[test]
 fn prompts_that_cannot_run() {
-    for tested in devices() {
+    for tested in quick_devices("bad_input") {
         let model = embedded(&tested);
         let full = build(&json!({"policy": "full"})).unwrap();
         let start = |prompt: Vec<u32>| {
@@ -226,7 +226,7 @@ fn prompts_that_cannot_run() {
 
 #[test]
 fn running_out_of_capacity_is_an_error_and_leaves_the_session() {
-    for tested in devices() {
+    for tested in quick_devices("bad_input") {
         let model = embedded(&tested);
         let full = build(&json!({"policy": "full"})).unwrap();
         let mut session = Session::start(&model, full, &[vec![7; 20]], &[0], 2).unwrap();
@@ -242,7 +242,7 @@ fn running_out_of_capacity_is_an_error_and_leaves_the_session() {
 /// NaN in the weights shows at the first step; no token is emitted.
 #[test]
 fn nan_in_weights_is_reported_before_any_token() {
-    for tested in devices() {
+    for tested in quick_devices("bad_input") {
         let folder = embedded_folder();
         rewrite(folder.path(), "model.layers.1.input_layernorm.weight", |mut data| {
             data[..2].copy_from_slice(&0x7fc0u16.to_le_bytes());

@@ -3,7 +3,7 @@
 use kv_core::read_f32;
 use kv_models::{Calibration, ModelError, PrefillPass, TextWindows};
 use kv_policies::{ChannelStatistic, Needs};
-use kv_testing::devices;
+use kv_testing::quick_devices;
 
 use super::support::{embedded, embedded_folder};
 
@@ -14,7 +14,7 @@ const TEXT: &str = "The sea was calm that day, and the old boat lay upon the san
 #[test]
 fn channels_are_ranked_over_all_windows() {
     let (heads, kv_heads, dim) = (4, 2, 32);
-    for tested in devices() {
+    for tested in quick_devices("calibration") {
         let model = embedded(&tested);
         let windows = TextWindows::new(&model, TEXT, 24, 3).unwrap();
         // Products, queries, keys: a row a head of a layer.

@@ -12,7 +12,7 @@ use kv_models::{
     Sampling, Started, Update,
 };
 use kv_policies::build;
-use kv_testing::{TestDevice, devices};
+use kv_testing::{TestDevice, devices, quick_devices};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::{Value, json};
@@ -259,7 +259,11 @@ fn jobs_that_come_and_go_get_what_they_get_alone() {
         let text = prompts(&model).concat().repeat(4);
         let quiet = engine(&tested.device, EngineOptions { rows: 1, ..small() });
         compress_all(&quiet, &text);
-        let cases = if tested.name == "cpu" { 24 } else { 3 };
+        let cases = match tested.name {
+            "cpu" => 24,
+            _ if tested.runs_everything() => 3,
+            _ => 1,
+        };
         let mut runner = TestRunner::new(Config { cases, ..Config::default() });
         let options = (1..5usize, 1..4usize, 0.0..0.9f64, any::<bool>());
         let schedule = (proptest::collection::vec(plan(), 2..9), options);
@@ -314,7 +318,7 @@ fn jobs_that_come_and_go_get_what_they_get_alone() {
 /// share one recording.
 #[test]
 fn joins_and_leaves_keep_recordings() {
-    for tested in devices() {
+    for tested in quick_devices("engine") {
         let engine = engine(&tested.device, EngineOptions { rows: 3, ..small() });
         let model = embedded_in_f32(&tested);
         let text = prompts(&model).concat();
@@ -352,7 +356,7 @@ fn joins_and_leaves_keep_recordings() {
 /// Constant-size policies share rows too: LongFlow's rows are replaced in place.
 #[test]
 fn rows_of_longflow_are_replaced_in_place() {
-    for tested in devices() {
+    for tested in quick_devices("engine") {
         let options = EngineOptions { rows: 2, groups: 1, ..small() };
         let engine = engine(&tested.device, options);
         let model = embedded_in_f32(&tested);
@@ -466,7 +470,7 @@ fn check_as_likely(found: &Likeliest, expected: &Likeliest, what: &str) {
 /// CUDA multiplies f32 by TensorFloat-32, whose sums depend on the number of rows.
 #[test]
 fn shared_prefixes_change_no_token() {
-    for tested in devices() {
+    for tested in quick_devices("engine") {
         let options = EngineOptions { prefix_bytes: 4 << 20, ..small() };
         let (engine, alone) = (engine(&tested.device, options), engine(&tested.device, small()));
         let text = prompts(&embedded_in_f32(&tested)).concat();
@@ -508,7 +512,7 @@ fn shared_prefixes_change_no_token() {
 /// policies whose steps change slots.
 #[test]
 fn jobs_of_one_prompt_compute_it_once() {
-    for tested in devices() {
+    for tested in quick_devices("engine") {
         let engine = engine(&tested.device, small());
         let model = embedded_in_f32(&tested);
         let text = prompts(&model).concat();
@@ -559,7 +563,7 @@ fn jobs_of_one_prompt_compute_it_once() {
 /// outgrow their capacities.
 #[test]
 fn idle_rows_outgrow_nothing() {
-    for tested in devices() {
+    for tested in quick_devices("engine") {
         let engine = engine(&tested.device, small());
         let model = embedded_in_f32(&tested);
         let text = prompts(&model).concat();
@@ -657,7 +661,7 @@ impl LogitsShaper for Even {
 /// Shapers and log-probabilities work beside rows that have none.
 #[test]
 fn the_host_changes_logits_of_its_own_rows_alone() {
-    for tested in devices() {
+    for tested in quick_devices("engine") {
         let engine = engine(&tested.device, small());
         let model = embedded_in_f32(&tested);
         let text = prompts(&model).concat();
@@ -692,7 +696,7 @@ fn the_host_changes_logits_of_its_own_rows_alone() {
 
 #[test]
 fn log_probabilities_tell_nothing_of_a_stop_string() {
-    for tested in devices() {
+    for tested in quick_devices("engine") {
         let engine = engine(&tested.device, small());
         let model = embedded_in_f32(&tested);
         let text = prompts(&model).concat();

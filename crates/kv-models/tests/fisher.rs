@@ -6,7 +6,7 @@ use burn::tensor::{DType, Tensor};
 use kv_core::{LayerAllocation, read_f32};
 use kv_kernels::{KernelError, LinearOptions, linear};
 use kv_models::{Fisher, FisherError, Llama, Model, ModelError, PrefillPass, TextWindows};
-use kv_testing::{Numbers, devices, exact_devices};
+use kv_testing::{Numbers, devices, quick_devices, quick_exact_devices};
 
 use super::support::{embedded, embedded_folder};
 
@@ -61,7 +61,7 @@ fn dot(a: &Tensor<2>, b: &Tensor<2>) -> f64 {
 /// Along each gradient, and along directions that know nothing of it.
 #[test]
 fn gradients_are_the_slopes_of_the_loss() {
-    for tested in exact_devices("gradients_are_the_slopes_of_the_loss") {
+    for tested in quick_exact_devices("gradients_are_the_slopes_of_the_loss") {
         let model = Model::load("needle-1m", &tested.device, Some(DType::F32)).unwrap();
         let llama = model.llama();
         let tokens = model.encode(TEXT).unwrap();
@@ -108,7 +108,7 @@ fn gradients_are_the_slopes_of_the_loss() {
 /// The mean over windows of the squared gradients' sums, the same every time.
 #[test]
 fn fisher_information_is_the_mean_of_squares() {
-    for tested in devices() {
+    for tested in quick_devices("fisher") {
         let model = embedded(&tested);
         let windows = TextWindows::new(&model, TEXT, 24, 3).unwrap();
         let mut done = 0;

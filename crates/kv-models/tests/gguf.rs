@@ -7,7 +7,7 @@ use burn::tensor::DType;
 use kv_gguf::GgufFile;
 use kv_models::{Model, ModelError, Session};
 use kv_policies::build;
-use kv_testing::devices;
+use kv_testing::{devices, quick_devices};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::json;
@@ -46,7 +46,7 @@ fn files_and_folders_of_equal_numbers_are_equal_models() {
         let path = fixture(name);
         let folder = tempfile::tempdir().unwrap();
         write_folder(&GgufFile::open(&path).unwrap(), folder.path());
-        for tested in devices() {
+        for tested in quick_devices("gguf") {
             let model =
                 Model::load(path.to_str().unwrap(), &tested.device, Some(DType::F32)).unwrap();
             assert_eq!(format!("{}.gguf", model.name()), name);

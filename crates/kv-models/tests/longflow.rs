@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Tensor};
 use kv_models::{Model, PrefillPass};
 use kv_policies::Needs;
-use kv_testing::{devices, skip};
+use kv_testing::{devices, quick_devices, skip};
 
 use super::followed::{Rule, Trace, follow};
 use super::support::model_folder;
@@ -40,7 +40,7 @@ fn a_thousand_real_steps_give_up_the_slots_of_an_f64_reference() {
         Ok(None)
     };
     model.llama().prefill(&[&tokens], pass, &mut observe).unwrap();
-    for tested in devices() {
+    for tested in quick_devices("longflow") {
         for (layer, tensors) in &traces {
             let [query, keys, values] = tensors.clone().map(|tensor: Tensor<4>| {
                 let shape = tensor.dims();

@@ -8,7 +8,7 @@ use kv_policies::{
     Capabilities, FrozenTokens, KeyDrift, LayerContext, Needs, Observation, Policy, Recency, Reuse,
     VisibleWindow, build,
 };
-use kv_testing::{TestDevice, devices, exact_devices, relative_error, skip};
+use kv_testing::{TestDevice, devices, quick_devices, quick_exact_devices, relative_error, skip};
 use serde_json::{Value, json};
 
 use super::plain::{Changes, PlainModel, softmax};
@@ -106,7 +106,7 @@ fn texts(model: &Model) -> [Vec<u32>; 2] {
 #[test]
 fn prefill_agrees_with_plain_loops() {
     let plain = PlainModel::new();
-    for tested in exact_devices("prefill_agrees_with_plain_loops") {
+    for tested in quick_exact_devices("prefill_agrees_with_plain_loops") {
         let model = model(&tested);
         for tokens in texts(&model) {
             for policy in cases() {
@@ -157,7 +157,7 @@ fn prefill_agrees_with_plain_loops() {
 /// Rows of a batch are what they are alone, in decode too.
 #[test]
 fn batches_are_what_their_rows_are_alone() {
-    for tested in devices() {
+    for tested in quick_devices("prhs") {
         let model = embedded(&tested);
         let text = prompts(&model).concat();
         let prompts = [&text[..150], &text[30..180], &text[7..100]].map(<[u32]>::to_vec);
@@ -191,7 +191,7 @@ fn batches_are_what_their_rows_are_alone() {
 /// Without anything to hide or to freeze, all is as under the full cache, bit for bit.
 #[test]
 fn schedules_of_nothing_change_nothing() {
-    for tested in devices() {
+    for tested in quick_devices("prhs") {
         let model = embedded(&tested);
         let prompts = prompts(&model);
         let logits = |config: Value| {
@@ -247,7 +247,7 @@ fn policies_that_change_a_prompt_prefill_alone() {
 /// second layer while the prompt is computed.
 #[test]
 fn bytes_follow_the_schedule() {
-    for tested in devices() {
+    for tested in quick_devices("prhs") {
         let model = embedded_in_f32(&tested);
         let config = model.config();
         let prompt = prompts(&model).concat();

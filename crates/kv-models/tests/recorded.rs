@@ -3,17 +3,14 @@
 use kv_kernels::device_work;
 use kv_models::{Decoder, Model, ModelError, Sampling, Session};
 use kv_policies::build;
-use kv_testing::{TestDevice, alone, devices, skip};
+use kv_testing::{TestDevice, alone, devices, quick_devices, skip};
 use serde_json::{Value, json};
 
 use super::support::{GATES, embedded, prompts};
 
 /// Steps of the longest runs, fewer where a driver in software may take half a second for each.
 fn long(tested: &TestDevice) -> usize {
-    match tested.name {
-        "wgpu" if !cfg!(feature = "slow-tests") => 160,
-        _ => 500,
-    }
+    if tested.runs_everything() { 500 } else { 160 }
 }
 
 fn gpus(test: &str) -> Vec<TestDevice> {
@@ -229,7 +226,7 @@ fn steps_ahead_of_the_host_draw_the_same() {
 /// penalty too. An empty question changes nothing.
 #[test]
 fn questions_are_appended_as_other_tokens_are() {
-    for tested in devices() {
+    for tested in quick_devices("recorded") {
         let model = embedded(&tested);
         for config in [
             json!({"policy": "snapkv", "budget": 0.5}),
@@ -264,7 +261,7 @@ fn questions_are_appended_as_other_tokens_are() {
 /// Copies of sequences go on as the sequences do, and ended ones stay ended.
 #[test]
 fn repeated_sequences_go_on_by_themselves() {
-    for tested in devices() {
+    for tested in quick_devices("recorded") {
         let model = embedded(&tested);
         for config in [
             json!({"policy": "full"}),
@@ -299,7 +296,7 @@ fn repeated_sequences_go_on_by_themselves() {
 /// and behind them.
 #[test]
 fn appended_tokens_have_the_logits_of_launched_ones() {
-    for tested in devices() {
+    for tested in quick_devices("recorded") {
         let model = embedded(&tested);
         for config in [
             json!({"policy": "full"}),
@@ -412,7 +409,7 @@ fn decoders_move_between_threads() {
 /// Rows that ended before they had a decoder stay where they are.
 #[test]
 fn rows_may_have_ended_before() {
-    for tested in devices() {
+    for tested in quick_devices("recorded") {
         let model = embedded(&tested);
         let mut session = start(&model, &json!({"policy": "full"}), 20);
         let expected = session.cache().seen[0] - 1;

@@ -6,7 +6,7 @@ use burn::tensor::DType;
 use kv_core::read_f32;
 use kv_models::{Model, ModelConfig, ModelError, Session};
 use kv_policies::{RAW_QUERIES, build};
-use kv_testing::{devices, exact_devices};
+use kv_testing::{devices, quick_exact_devices};
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -87,7 +87,7 @@ fn logits_are_those_of_transformers() {
         let Some(rows) = golden["logits"].as_object() else { continue };
         let folder = folder(&golden["config"]);
         let tokens: Vec<u32> = numbers(&golden["tokens"]).iter().map(|x| *x as u32).collect();
-        for tested in exact_devices("rope") {
+        for tested in quick_exact_devices("rope") {
             let model =
                 Model::from_folder(folder.path(), &tested.device, Some(DType::F32)).unwrap();
             for (prompt, rows) in rows {
@@ -124,7 +124,7 @@ fn queries_of_steps_have_the_attention_factor_of_a_prompt_s() {
     let folder = folder(&golden["config"]);
     let tokens: Vec<u32> = numbers(&golden["tokens"]).iter().map(|x| *x as u32).collect();
     let tokens = &tokens[..24];
-    for tested in exact_devices("rope") {
+    for tested in quick_exact_devices("rope") {
         let model = Model::from_folder(folder.path(), &tested.device, Some(DType::F32)).unwrap();
         let factor = model.config().rope_scaling.attention_factor();
         assert!(factor > 1.05, "{factor}");

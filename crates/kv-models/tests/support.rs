@@ -54,8 +54,7 @@ pub(crate) fn model_folder(name: &str) -> Option<PathBuf> {
 pub(crate) const GATES: [[f64; 2]; 4] = [[0.1, 0.7], [0.9, 0.2], [0.4, 0.5], [0.3, 0.8]];
 
 /// Every policy of the registry at a budget, and some that combine or space out decisions. On
-/// devices other than the CPU, one of each mechanism unless `slow-tests` is on: a software GPU
-/// takes minutes for all of them.
+/// devices that do not [run everything](TestDevice::runs_everything), one of each mechanism.
 pub(crate) fn every_policy(budget: f64, tested: &TestDevice) -> Vec<Value> {
     let mechanisms = [
         "full",
@@ -69,7 +68,7 @@ pub(crate) fn every_policy(budget: f64, tested: &TestDevice) -> Vec<Value> {
         "double-sparsity",
         "hshare",
     ];
-    let everything = tested.name == "cpu" || cfg!(feature = "slow-tests");
+    let everything = tested.runs_everything();
     let named = POLICIES
         .iter()
         .filter(|entry| entry.needs_no_more())

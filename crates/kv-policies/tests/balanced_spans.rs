@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use burn::tensor::{Device, Tensor};
 use kv_core::read_f32;
-use kv_testing::devices;
+use kv_testing::{devices, quick_devices};
 use serde_json::{Value, json};
 
 use super::balancekv::{clustered, error, weights};
@@ -141,7 +141,7 @@ fn between(cache: &kv_core::LayerCache, head: usize, tokens: usize) -> Vec<(usiz
 /// Whole rounds keep whole spans, of the same number of tokens as without spans.
 #[test]
 fn spans_stay_or_go_together() {
-    for tested in devices() {
+    for tested in quick_devices("balanced_spans") {
         // A short last block of 48 tokens.
         let tokens = 2 * ENDS + 3 * BLOCK + 48;
         let prompt = prompt(50, tokens, &tested.device);
@@ -167,7 +167,7 @@ fn spans_stay_or_go_together() {
 /// Anchors are the tokens of the highest leverage, or the spans of these.
 #[test]
 fn leverage_chooses_as_plain_loops_do() {
-    for tested in devices() {
+    for tested in quick_devices("balanced_spans") {
         let tokens = 2 * ENDS + 2 * BLOCK + 37;
         let prompt = prompt(51, tokens, &tested.device);
         // Few enough slots that the walk leaves no token the weight of an anchor.
@@ -200,7 +200,7 @@ fn leverage_chooses_as_plain_loops_do() {
 /// block that is short, and where a list of odd length loses tokens.
 #[test]
 fn fitted_weights_are_those_of_plain_loops() {
-    for tested in devices() {
+    for tested in quick_devices("balanced_spans") {
         // The Gram matrix is a product: rounded factors have errors of 5e-4.
         let limit = if tested.exact_products() { 1e-3 } else { 1e-2 };
         for (seed, count, target) in [(52, 256, 64), (53, 301, 100), (54, 150, 90), (55, 333, 20)] {
@@ -252,7 +252,7 @@ fn fitted_weights_are_those_of_plain_loops() {
 /// A prompt of tokens alike keeps its sum of weights; values of zeros keep the paper's weights.
 #[test]
 fn fitted_weights_at_their_edges() {
-    for tested in devices() {
+    for tested in quick_devices("balanced_spans") {
         let tokens = 2 * ENDS + 200;
         let full = |value: f32| {
             Tensor::<4>::full(

@@ -2,7 +2,7 @@ use burn::tensor::{DType, Device, Tensor};
 use kv_core::{CacheOptions, LayerCache, NUMERATORS, read_f32};
 use kv_kernels::DecodeAttentionOptions;
 use kv_policies::{OfficialWalk, PolicyError, build};
-use kv_testing::{Numbers, devices, golden_files, relative_error};
+use kv_testing::{Numbers, devices, golden_files, quick_devices, relative_error};
 use serde_json::{Value, json};
 
 use super::support::{LAYER, Prompt, policy, step};
@@ -97,7 +97,7 @@ pub(crate) fn weights(cache: &LayerCache, range: usize) -> Vec<(i32, f32, f32)> 
 
 #[test]
 fn balancekv_keeps_its_budget_exactly() {
-    for tested in devices() {
+    for tested in quick_devices("balancekv") {
         let prompt = clustered(1, [2, 2, 300, 32], &tested.device);
         for budget in [1, 2, 3, 40, 75, 100, 150, 200, 299, 300] {
             for (block, span) in [(32, 1), (256, 1), (32, 4), (256, 8)] {
@@ -136,7 +136,7 @@ fn balancekv_keeps_its_budget_exactly() {
 /// Prompts that are shorter than a block, alike or without values; and what cannot be configured.
 #[test]
 fn balancekv_at_its_edges() {
-    for tested in devices() {
+    for tested in quick_devices("balancekv") {
         let device = &tested.device;
         let config = json!({"policy": "balancekv", "budget": 0.5, "sinks": 0, "recents": 0});
         for tokens in [1, 2, 3, 17] {
@@ -255,7 +255,7 @@ fn of_many_norms(seed: u64, shape: [usize; 4], device: &Device) -> Prompt {
 #[test]
 fn streams_do_not_depend_on_chunks() {
     const BATCH: usize = 32;
-    for tested in devices() {
+    for tested in quick_devices("balancekv") {
         let tokens = 400;
         let prompt = of_many_norms(20, [2, 1, tokens, 16], &tested.device);
         for options in [
@@ -333,7 +333,7 @@ fn streams_are_joint_by_default() {
 /// get the slots that they need.
 #[test]
 fn streams_find_room_for_their_buckets() {
-    for tested in devices() {
+    for tested in quick_devices("balancekv") {
         let prompt = of_many_norms(21, [1, 2, 200, 16], &tested.device);
         for config in [
             json!({"budget": 0.25}),
@@ -393,7 +393,7 @@ fn streams_err_less_than_coins() {
 /// of ones and twos in the numerator; its attention is of those.
 #[test]
 fn the_official_walk_weighs_numerators_apart() {
-    for tested in devices() {
+    for tested in quick_devices("balancekv") {
         let prompt = clustered(40, [1, 2, 300, 16], &tested.device);
         let config = json!({
             "policy": "balancekv", "official": true, "budget": 100, "sinks": 10, "recents": 10,

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use burn::tensor::{DType, Device, Tensor};
 use kv_core::{CacheOptions, read_f32};
 use kv_policies::{LayerContext, Observation, OwnedObservation, Policy};
-use kv_testing::{Numbers, devices};
+use kv_testing::{Numbers, quick_devices};
 use serde_json::{Value, json};
 
 use super::balancekv::weights;
@@ -159,7 +159,7 @@ fn config(name: &str, options: Value) -> Value {
 /// behind it, whatever their own keys say, and one half of each block of the rest.
 #[test]
 fn block_means_keep_what_plain_loops_do() {
-    for tested in devices() {
+    for tested in quick_devices("block_anchors") {
         let name = tested.name;
         let policy_of = |name: &str, options| policy(config(name, options));
         let augmented = policy_of("balancekv-augmented", json!({"anchors_by": "block-mean"}));

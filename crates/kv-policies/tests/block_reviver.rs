@@ -5,7 +5,7 @@ use burn::tensor::{DType, Int, Tensor};
 use kv_core::{KvCache, LayerCache, Origin, read_f32};
 use kv_kernels::QuantizedPool;
 use kv_policies::{VagueTokens, build};
-use kv_testing::{TestDevice, devices, relative_error};
+use kv_testing::{TestDevice, devices, quick_devices, relative_error};
 use serde_json::{Value, json};
 
 use super::kvreviver::{DIM, Run, close, exact};
@@ -30,7 +30,7 @@ fn vague(cache: &LayerCache) -> Vec<usize> {
 /// alone, behind the prompt and while blocks move; with fewer bits by more.
 #[test]
 fn every_token_is_attended_to() {
-    for tested in devices() {
+    for tested in quick_devices("block_reviver") {
         let run = Run::new(1, 2, 400, 150, &tested.device);
         let full = policy(json!({"policy": "full"}));
         // All 550 tokens find room: of 16 dimensions a slot of 8 bits takes 0.58 of 16 bits.
@@ -60,7 +60,7 @@ fn every_token_is_attended_to() {
 /// off.
 #[test]
 fn archived_tokens_come_back_exactly() {
-    for tested in devices() {
+    for tested in quick_devices("block_reviver") {
         let run = Run::new(1, 2, 400, 150, &tested.device);
         let full = policy(json!({"policy": "full"}));
         let errors = [600, 100, 5].map(|revived| {
@@ -87,7 +87,7 @@ fn archived_tokens_come_back_exactly() {
 /// A summary has the means that an archive has, and no tokens in host memory.
 #[test]
 fn a_summary_keeps_means_alone() {
-    for tested in devices() {
+    for tested in quick_devices("block_reviver") {
         let run = Run::new(1, 2, 400, 150, &tested.device);
         let of = |vague: &str| json!({"policy": "kvreviver", "vague": vague, "budget": 300});
         let [summary, archive] = ["summary", "archive"].map(|vague| {
@@ -115,7 +115,7 @@ fn vague_tokens(cache: &LayerCache) -> usize {
 /// part overwrites its oldest block, so that bytes stay.
 #[test]
 fn blocks_move_when_the_exact_part_is_full() {
-    for tested in devices() {
+    for tested in quick_devices("block_reviver") {
         check_moves(&tested, quantized(json!(200), 2));
         // All vague tokens come back, those in blocks that were written over included.
         check_moves(&tested, archived(json!(120), 300));
@@ -176,7 +176,7 @@ fn parts_fit_the_budget() {
 /// Budgets without room for a block keep exact slots alone, and do not grow.
 #[test]
 fn small_budgets_hold_while_decoding() {
-    for tested in devices() {
+    for tested in quick_devices("block_reviver") {
         for budget in [2, 5, 16, 40] {
             let run = Run::new(1, 2, 120, 90, &tested.device);
             let reviver = policy(quantized(json!(budget), 2));
@@ -196,7 +196,7 @@ fn small_budgets_hold_while_decoding() {
 /// Sequences of a batch get what they get alone, whatever their lengths.
 #[test]
 fn rows_do_not_disturb_each_other() {
-    for tested in devices() {
+    for tested in quick_devices("block_reviver") {
         check_rows(&tested, quantized(json!(0.5), 2));
         check_rows(&tested, archived(json!(0.5), 20));
         check_rows(&tested, json!({"policy": "kvreviver", "vague": "summary", "budget": 0.5}));
@@ -237,7 +237,7 @@ fn check_rows(tested: &TestDevice, config: Value) {
 /// was moved.
 #[test]
 fn files_copies_and_moves_go_on_identically() {
-    for tested in devices() {
+    for tested in quick_devices("block_reviver") {
         check_files(&tested, quantized(json!(0.5), 3));
         check_files(&tested, archived(json!(0.5), 20));
         check_files(&tested, json!({"policy": "kvreviver", "vague": "summary", "budget": 0.5}));

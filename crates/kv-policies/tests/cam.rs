@@ -3,7 +3,9 @@ use std::sync::Arc;
 use burn::tensor::{DType, Tensor};
 use kv_core::{CacheOptions, LayerCache, Room, Selection, read_f32};
 use kv_policies::{Cam, CamAttention, CamOptions, Candidates, Observation, Policy, build};
-use kv_testing::{Numbers, devices, exact_devices, golden_files, relative_error};
+use kv_testing::{
+    Numbers, exact_devices, golden_files, quick_devices, quick_exact_devices, relative_error,
+};
 use serde_json::json;
 
 use super::support::{Given, LAYER, Prompt, policy, step};
@@ -213,7 +215,7 @@ fn options_out_of_range_are_refused() {
 /// The authors' generation code keeps sinks and recents, and leaves a prompt's values as they are.
 #[test]
 fn by_default_prompts_are_those_of_streaming_llm() {
-    for tested in devices() {
+    for tested in quick_devices("cam") {
         let mut numbers = Numbers::new(4);
         let mut draw = |heads: usize| numbers.tensor::<4>([2, heads, 60, 16], &tested.device);
         let prompt = Prompt::new(draw(4), draw(2), draw(2));
@@ -284,7 +286,7 @@ impl Head {
 fn steps_spread_what_h2o_evicts() {
     const TEST: &str = "steps_spread_what_h2o_evicts";
     let (batch, heads, group, dim, tokens, steps, limit, recents) = (2, 2, 3, 8, 9, 30, 12, 4);
-    for tested in exact_devices(TEST) {
+    for tested in quick_exact_devices(TEST) {
         for spread in [1, 3, 32] {
             let mut numbers = Numbers::new(spread);
             let mut draw = |heads: usize, count: usize| {
@@ -365,7 +367,7 @@ fn seeds_decide_what_is_spread() {
             "candidates": "all",
         });
         let mut outcomes: Vec<Vec<f32>> = Vec::new();
-        for tested in devices() {
+        for tested in quick_devices("cam") {
             let mut numbers = Numbers::new(5);
             let mut draw = |heads: usize, count: usize| {
                 numbers.tensor::<4>([2, heads, count, 8], &tested.device)

@@ -5,7 +5,7 @@ use kv_core::{CacheOptions, KvCache, LayerCache, Origin, read_f32};
 use kv_kernels::{DecodeAttentionOptions, RowNorm};
 use kv_policies::certificates::{SharedStep, binary_entropy, information_loss};
 use kv_policies::{CisIndex, LayerContext, LayerInput, Observation, Policy, Reads, Step, build};
-use kv_testing::{Numbers, devices, golden_files};
+use kv_testing::{Numbers, devices, golden_files, quick_devices};
 use serde_json::{Value, json};
 
 use super::support::{LAYER, Prompt, policy};
@@ -52,7 +52,7 @@ fn decode(policy: &dyn Policy, cache: &mut LayerCache, steps: &[Step]) -> Vec<f3
 
 #[test]
 fn rows_do_not_depend_on_each_other() {
-    for tested in devices() {
+    for tested in quick_devices("cis") {
         for config in [
             json!({"policy": "cis", "budget": 40, "block": 8}),
             json!({"policy": "cis", "budget": 40, "block": 8, "vote": 4, "tail": true}),
@@ -96,7 +96,7 @@ fn saved_and_joined_caches_go_on_identically() {
         json!({"vote": 4, "tail": true}),
         json!({"vote": 2, "labels": 4, "window": 20}),
     ];
-    let tested = devices();
+    let tested = quick_devices("cis");
     for (tested, form) in tested.iter().flat_map(|tested| forms.iter().map(move |f| (tested, f))) {
         let config = |budget: usize| {
             let mut config = json!({"policy": "cis", "budget": budget, "block": 16});
@@ -155,7 +155,7 @@ fn sets_are_chosen_by_votes_and_labels() {
         (json!({"labels": 4, "channels": by_group}), Some([vec![3, 9, 0, 15], vec![8, 2, 7, 6]])),
         (json!({"labels": 4, "channels": by_head}), Some([vec![3, 9, 0, 4], vec![8, 1, 2, 7]])),
     ];
-    let tested = devices();
+    let tested = quick_devices("cis");
     for (tested, (form, labels)) in
         tested.iter().flat_map(|tested| forms.iter().map(move |form| (tested, form)))
     {
@@ -236,7 +236,7 @@ fn sets_are_chosen_by_votes_and_labels() {
 /// Labels of all channels are whole keys.
 #[test]
 fn all_channels_choose_as_whole_keys() {
-    for tested in devices() {
+    for tested in quick_devices("cis") {
         for form in [json!({"block": 8}), json!({"vote": 3, "sets": "query-heads"})] {
             let outputs = [None, Some(1.0)].map(|labels| {
                 let mut config = json!({"policy": "cis", "budget": 40});
@@ -265,7 +265,7 @@ fn all_channels_choose_as_whole_keys() {
 /// cache is given more room.
 #[test]
 fn labels_follow_their_slots() {
-    for tested in devices() {
+    for tested in quick_devices("cis") {
         let policy = policy(json!({"policy": "cis", "budget": 40, "block": 4, "labels": 4}));
         let tokens = [TOKENS, TOKENS - 31];
         let part = |row: usize, spare: usize| {
@@ -430,7 +430,7 @@ fn sizes_follow_what_is_dropped() {
 /// Sizes that come to read everything come back, however long that lasts.
 #[test]
 fn sizes_come_back_from_everything() {
-    for tested in devices() {
+    for tested in quick_devices("cis") {
         let policy = policy(json!({
             "policy": "cis", "budget": 90, "block": 2, "target": 0.5, "every": 1
         }));
@@ -464,7 +464,7 @@ fn sizes_come_back_from_everything() {
 /// A cache that is given more room than it had when its sets were made.
 #[test]
 fn sets_grow_with_their_cache() {
-    for tested in devices() {
+    for tested in quick_devices("cis") {
         for config in [
             json!({"policy": "cis", "budget": 100}),
             json!({"policy": "cis", "budget": 100, "target": 0.3, "every": 1}),
@@ -494,7 +494,7 @@ fn sets_grow_with_their_cache() {
 
 #[test]
 fn a_threshold_of_one_never_shares() {
-    for tested in devices() {
+    for tested in quick_devices("cis") {
         let policy = policy(json!({"policy": "cis", "budget": 40, "threshold": 1.0}));
         let run = run(0..1, 2, &tested.device);
         let mut cache = run.prompt.compress(&*policy, STEPS);
@@ -514,7 +514,7 @@ fn a_threshold_of_one_never_shares() {
 
 #[test]
 fn budgets_beyond_a_prompt_are_full_attention() {
-    for tested in devices() {
+    for tested in quick_devices("cis") {
         // No more room is taken than a cache has tokens.
         for budget in [json!(150), json!(400), json!(i32::MAX)] {
             let sparse = policy(json!({"policy": "cis", "budget": budget}));

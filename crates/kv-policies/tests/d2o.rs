@@ -3,7 +3,9 @@ use std::sync::Arc;
 use burn::tensor::{DType, Tensor};
 use kv_core::{CacheOptions, LayerCache, read_f32};
 use kv_policies::{D2o, D2oOptions, LayerContext, Observation, OwnedObservation, Policy};
-use kv_testing::{Numbers, devices, exact_devices, golden_files, relative_error};
+use kv_testing::{
+    Numbers, exact_devices, golden_files, quick_devices, quick_exact_devices, relative_error,
+};
 use serde_json::json;
 
 use super::support::{Given, LAYER, Prompt, policy, step};
@@ -47,7 +49,7 @@ fn golden_official_prefill() {
 /// the mean cosine a victim is dropped.
 #[test]
 fn weights_are_the_papers() {
-    for tested in exact_devices("weights_are_the_papers") {
+    for tested in quick_exact_devices("weights_are_the_papers") {
         let device = &tested.device;
         // Cosines with token 0: 1, 0.8 and −1.
         let rows = [[2.0f32, 0.0], [3.0, 0.0], [0.8, 0.6], [-1.0, 0.0]];
@@ -72,7 +74,7 @@ fn weights_are_the_papers() {
 /// harm.
 #[test]
 fn thresholds_start_with_the_first_victims() {
-    for tested in devices() {
+    for tested in quick_devices("d2o") {
         let mut numbers = Numbers::new(2);
         let mut draw = |heads: usize, tokens: usize| {
             numbers.tensor::<4>([1, heads, tokens, 4], &tested.device)
@@ -102,7 +104,7 @@ fn thresholds_start_with_the_first_victims() {
 /// Steps merge what H2O evicts, each sequence by its own threshold.
 #[test]
 fn steps_merge_into_the_most_similar_slot() {
-    for tested in devices() {
+    for tested in quick_devices("d2o") {
         let mut numbers = Numbers::new(1);
         let mut draw = |heads: usize, tokens: usize| {
             numbers.tensor::<4>([2, heads, tokens, 16], &tested.device)
@@ -250,7 +252,7 @@ fn shares(layers: &[OwnedObservation]) -> [Vec<f64>; 2] {
 /// too, and while decoding.
 #[test]
 fn layers_share_the_budget_by_their_attention() {
-    for tested in devices() {
+    for tested in quick_devices("d2o") {
         for (budget, base) in [(json!(20), 20), (json!(0.25), 20), (json!(0.97), 77)] {
             let d2o = policy(json!({"policy": "d2o", "budget": budget}));
             assert!(d2o.capabilities().needs_all_layers);
@@ -306,7 +308,7 @@ fn layers_share_the_budget_by_their_attention() {
 /// In the authors' code three layers stay whole, and what is cut off goes to no other.
 #[test]
 fn official_layers_exceed_the_budget() {
-    for tested in devices() {
+    for tested in quick_devices("d2o") {
         let d2o = policy(json!({"policy": "d2o", "budget": 20, "official": true}));
         let layers = layers(&*d2o, &tested.device);
         let options = CacheOptions::new(&tested.device, DType::F32);

@@ -8,7 +8,7 @@ use kv_policies::{
     KeepKv, KeepKvOptions, LayerContext, Observation, Order, Policy, Predictor, VOTES_HIGH,
     read_votes,
 };
-use kv_testing::{Numbers, devices, exact_devices, relative_error};
+use kv_testing::{Numbers, quick_devices, quick_exact_devices, relative_error};
 use serde_json::json;
 
 use super::support::{Given, LAYER, Prompt, kept, policy, step};
@@ -52,7 +52,7 @@ const KEYS: [KeyRule; 3] = [KeyRule::Paper, KeyRule::Additive, KeyRule::Votes];
 /// Theorem 3: what the prompt's last query attends to is the same behind the merge.
 #[test]
 fn prefill_leaves_the_last_query_as_it_was() {
-    for tested in exact_devices("prefill_leaves_the_last_query_as_it_was") {
+    for tested in quick_exact_devices("prefill_leaves_the_last_query_as_it_was") {
         let prompt = prompt(1, 120, 1, &tested.device);
         let query = prompt.query.clone().narrow(2, 119, 1).squeeze_dim::<3>(2);
         let full = prompt.compress(&*policy(json!({"policy": "full"})), 1);
@@ -81,7 +81,7 @@ fn prefill_leaves_the_last_query_as_it_was() {
 /// tokens.
 #[test]
 fn steps_leave_their_query_as_it_was() {
-    for tested in exact_devices("steps_leave_their_query_as_it_was") {
+    for tested in quick_exact_devices("steps_leave_their_query_as_it_was") {
         let prompt = prompt(2, 30, 1, &tested.device);
         let steps = self::prompt(3, 40, 1, &tested.device);
         for key in KEYS {
@@ -106,7 +106,7 @@ fn steps_leave_their_query_as_it_was() {
 #[test]
 fn merges_every_few_steps_leave_their_query_as_it_was() {
     const INTERVAL: usize = 5;
-    for tested in exact_devices("merges_every_few_steps_leave_their_query_as_it_was") {
+    for tested in quick_exact_devices("merges_every_few_steps_leave_their_query_as_it_was") {
         let prompt = prompt(26, 32, 1, &tested.device);
         let steps = self::prompt(27, 23, 1, &tested.device);
         for key in ["paper", "additive", "votes"] {
@@ -137,7 +137,7 @@ fn merges_every_few_steps_leave_their_query_as_it_was() {
 /// Lemma 6: tokens that are the same merge without any error, for every later query.
 #[test]
 fn identical_tokens_merge_for_good() {
-    for tested in exact_devices("identical_tokens_merge_for_good") {
+    for tested in quick_exact_devices("identical_tokens_merge_for_good") {
         let few = prompt(4, 6, 2, &tested.device);
         // Every token eight times.
         let repeat = |tensor: Tensor<4>| Tensor::cat(vec![tensor; 8], 2);
@@ -169,7 +169,7 @@ fn identical_tokens_merge_for_good() {
 /// grouped queries too.
 #[test]
 fn identical_tokens_merge_step_after_step() {
-    for tested in exact_devices("identical_tokens_merge_step_after_step") {
+    for tested in quick_exact_devices("identical_tokens_merge_step_after_step") {
         let few = prompt(14, 6, 2, &tested.device);
         let cycle = |tensor: &Tensor<4>, times| Tensor::cat(vec![tensor.clone(); times], 2);
         let (query, steps) = (prompt(15, 30, 2, &tested.device), prompt(16, 30, 2, &tested.device));
@@ -197,7 +197,7 @@ fn identical_tokens_merge_step_after_step() {
 /// Victims like nothing that stays are dropped, their votes with them; what stays is untouched.
 #[test]
 fn victims_unlike_all_others_are_dropped() {
-    for tested in devices() {
+    for tested in quick_devices("keepkv") {
         let prompt = prompt(6, 40, 1, &tested.device);
         let options = KeepKvOptions { threshold: 1.0, ..exact(KeyRule::Paper) };
         let kept = vec![(0..10).collect(); 4];
@@ -214,7 +214,7 @@ fn victims_unlike_all_others_are_dropped() {
 /// One slot takes all.
 #[test]
 fn a_single_slot_takes_everything() {
-    for tested in devices() {
+    for tested in quick_devices("keepkv") {
         let prompt = prompt(7, 12, 1, &tested.device);
         let keepkv = around(vec![vec![3]; 4], 1, exact(KeyRule::Paper));
         let mut cache = prompt.compress(&keepkv, 8);
@@ -233,7 +233,7 @@ fn a_single_slot_takes_everything() {
 /// room.
 #[test]
 fn a_full_cache_refuses_the_next_token_and_stays_as_it_was() {
-    for tested in devices() {
+    for tested in quick_devices("keepkv") {
         let prompt = prompt(26, 30, 1, &tested.device);
         let steps = self::prompt(27, 4, 1, &tested.device);
         // Room for two more, though the limit lets it hold three.
@@ -260,7 +260,7 @@ fn a_full_cache_refuses_the_next_token_and_stays_as_it_was() {
 /// Where f32 stops counting, votes go on.
 #[test]
 fn votes_count_beyond_what_floats_can() {
-    for tested in devices() {
+    for tested in quick_devices("keepkv") {
         let prompt = prompt(9, 4, 1, &tested.device);
         let keepkv = around(vec![vec![0, 1]; 4], 2, exact(KeyRule::Paper));
         let mut cache = prompt.compress(&keepkv, 8);
@@ -282,7 +282,7 @@ fn votes_count_beyond_what_floats_can() {
 /// Keys of zeros resemble nothing; tokens that nobody attends to merge as nothing.
 #[test]
 fn zero_keys_and_tiny_scores() {
-    for tested in devices() {
+    for tested in quick_devices("keepkv") {
         let mut prompt = prompt(11, 20, 1, &tested.device);
         prompt.keys = prompt.keys.clone().mul_scalar(0.0);
         let options = KeepKvOptions { threshold: 0.5, ..exact(KeyRule::Paper) };
@@ -310,7 +310,7 @@ fn zero_keys_and_tiny_scores() {
 /// Groups of similar tokens compete as one: two halves of a heavy token stay as one slot.
 #[test]
 fn similar_tokens_compete_together() {
-    for tested in devices() {
+    for tested in quick_devices("keepkv") {
         let device = &tested.device;
         // Token 2 alone gets most; 0 and 1 are alike and together get more.
         let rows = [[2.0f32, 0.0], [2.0, 0.02], [0.0, 2.3], [-3.0, -3.0], [0.1, 0.1]];
@@ -370,7 +370,7 @@ fn options_out_of_range_are_refused() {
 #[test]
 fn predictors_average_what_slots_have_had() {
     const WINDOW: usize = 3;
-    for tested in exact_devices("predictors_average_what_slots_have_had") {
+    for tested in quick_exact_devices("predictors_average_what_slots_have_had") {
         let (prompt, steps) = (prompt(20, 6, 1, &tested.device), prompt(21, 5, 1, &tested.device));
         let join = |a: &Tensor<4>, b: &Tensor<4>| wide(Tensor::cat(vec![a.clone(), b.clone()], 2));
         let (queries, keys) = (join(&prompt.query, &steps.query), join(&prompt.keys, &steps.keys));
@@ -425,7 +425,7 @@ fn predictors_average_what_slots_have_had() {
 /// LongFlow's choices behind attention are those that it makes within, one slot earlier.
 #[test]
 fn longflow_gives_up_what_it_would_overwrite() {
-    for tested in exact_devices("longflow_gives_up_what_it_would_overwrite") {
+    for tested in quick_exact_devices("longflow_gives_up_what_it_would_overwrite") {
         let (prompt, steps) =
             (prompt(24, 20, 2, &tested.device), prompt(25, 40, 2, &tested.device));
         for scope in ["layer", "head"] {
@@ -457,7 +457,7 @@ fn longflow_gives_up_what_it_would_overwrite() {
 #[test]
 fn defaults_are_those_of_the_authors_code() {
     const LAYERS: usize = 4;
-    for tested in exact_devices("defaults_are_those_of_the_authors_code") {
+    for tested in quick_exact_devices("defaults_are_those_of_the_authors_code") {
         let prompt = prompt(28, 1000, 2, &tested.device);
         let keepkv = policy(json!({"policy": "keepkv", "budget": 0.2}));
         let shares: Vec<f64> = (0..LAYERS)

@@ -5,7 +5,7 @@ use kv_core::{CacheOptions, KvCache, LayerCache, Origin, read_f32};
 use kv_kernels::KeyRule;
 use kv_kernels::merge_reference::{Member, merge_group};
 use kv_policies::{Archive, LayerContext, Policy, perturbation_bound, read_votes};
-use kv_testing::{Numbers, devices, exact_devices, relative_error};
+use kv_testing::{Numbers, devices, quick_devices, quick_exact_devices, relative_error};
 use serde_json::{Value, json};
 
 use super::support::{LAYER, Prompt, kept, policy, step};
@@ -63,7 +63,7 @@ fn errors(
 /// keys.
 #[test]
 fn rebuilt_at_every_step_nothing_is_lost() {
-    for tested in exact_devices("rebuilt_at_every_step_nothing_is_lost") {
+    for tested in quick_exact_devices("rebuilt_at_every_step_nothing_is_lost") {
         for key in ["paper", "additive", "votes"] {
             for order in ["merge-first", "evict-first"] {
                 let config = current(json!({"period": 1, "key": key, "order": order}));
@@ -88,7 +88,7 @@ fn memory_gathered(tokens: usize) -> usize {
 /// Between rebuilds the cache strays, and comes back; layers take turns.
 #[test]
 fn every_period_comes_back_to_all_tokens() {
-    for tested in exact_devices("every_period_comes_back_to_all_tokens") {
+    for tested in quick_exact_devices("every_period_comes_back_to_all_tokens") {
         for (staggered, index, turn) in [(false, 1, 0), (true, 0, 0), (true, 1, 2)] {
             let policy = policy(current(json!({"period": 4, "staggered": staggered})));
             let layer = LayerContext { index, count: 2 };
@@ -106,7 +106,7 @@ fn every_period_comes_back_to_all_tokens() {
 /// to estimate.
 #[test]
 fn caches_that_stray_too_far_are_rebuilt() {
-    for tested in devices() {
+    for tested in quick_devices("keepkv_periodic") {
         let run = |above: f64, budget: usize| {
             let policy = policy(current(json!({"rebuild_above": above, "budget": budget})));
             let (errors, cache) = errors(&*policy, LAYER, 12, &tested.device);
@@ -203,7 +203,7 @@ fn caches_that_move_take_their_tokens_along() {
             back.layers.remove(0)
         }),
     ];
-    for tested in exact_devices("caches_that_move_take_their_tokens_along") {
+    for tested in quick_exact_devices("caches_that_move_take_their_tokens_along") {
         let device = &tested.device;
         let policy = policy(current(json!({"period": 2, "staggered": false})));
         let full = super::support::policy(json!({"policy": "full"}));
@@ -233,7 +233,7 @@ fn caches_that_move_take_their_tokens_along() {
 /// tokens, however long the output.
 #[test]
 fn shares_of_the_prompt_stay_what_they_are() {
-    for tested in devices() {
+    for tested in quick_devices("keepkv_periodic") {
         let policy = policy(json!({
             "policy": "keepkv", "budget": 0.4, "evictor": "h2o", "period": 4, "staggered": false,
         }));
@@ -260,7 +260,7 @@ fn shares_of_the_prompt_stay_what_they_are() {
 /// What was asked for ahead is what is taken, also where tokens are copied to the host meanwhile.
 #[test]
 fn long_periods_come_back_too() {
-    for tested in exact_devices("long_periods_come_back_too") {
+    for tested in quick_exact_devices("long_periods_come_back_too") {
         for period in [32, 64] {
             let config = current(json!({"period": period, "staggered": false}));
             let (errors, cache) = errors(&*policy(config), LAYER, 130, &tested.device);
@@ -278,7 +278,7 @@ fn long_periods_come_back_too() {
 /// one.
 #[test]
 fn short_prompts_share_a_batch() {
-    for tested in devices() {
+    for tested in quick_devices("keepkv_periodic") {
         let policy = policy(json!({
             "policy": "keepkv", "budget": 12, "evictor": "h2o", "period": 3, "staggered": false,
         }));
@@ -315,7 +315,7 @@ fn short_prompts_share_a_batch() {
 /// More tokens than are gathered on the device, asked for ahead and not.
 #[test]
 fn archives_give_back_what_they_were_given() {
-    for tested in devices() {
+    for tested in quick_devices("keepkv_periodic") {
         let device = &tested.device;
         let (first, more) = (prompt(4, 3, 5, device), prompt(5, 3, 150, device));
         let full = policy(json!({"policy": "full"}));

@@ -7,7 +7,7 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::{LayerCache, read_f32};
 use kv_kernels::TAKES_ANY;
 use kv_policies::{KeepKv, KeepKvOptions, Order, SCORE, Step, read_votes};
-use kv_testing::{Numbers, devices};
+use kv_testing::{Numbers, quick_devices};
 use serde_json::{Value, json};
 
 use super::support::{Given, LAYER, Prompt, policy};
@@ -89,7 +89,7 @@ fn pristine_tokens_of_a_prompt_take_no_merges() {
     let mut numbers = Numbers::new(1);
     // Many are equal.
     let scores: Vec<f32> = (0..4 * TOKENS).map(|_| numbers.below(6) as f32).collect();
-    for (tested, pristine, threshold) in devices().iter().flat_map(|tested| {
+    for (tested, pristine, threshold) in quick_devices("keepkv_takes").iter().flat_map(|tested| {
         [(0.5, -1.0), (0.5, 0.3), (0.25, 0.1), (1.0, -1.0)].map(|(p, t)| (tested, p, t))
     }) {
         let prompt = prompt(2, 2, TOKENS, &tested.device);
@@ -132,7 +132,7 @@ fn pristine_tokens_of_a_prompt_take_no_merges() {
 fn pristine_tokens_stay_as_they_are_at_every_step() {
     const TOKENS: usize = 40;
     const STEPS: usize = 24;
-    for (tested, order, interval) in devices().iter().flat_map(|tested| {
+    for (tested, order, interval) in quick_devices("keepkv_takes").iter().flat_map(|tested| {
         [("merge-first", 1), ("evict-first", 1), ("merge-first", 4)].map(|(o, i)| (tested, o, i))
     }) {
         let (prompt, steps) =
@@ -188,7 +188,7 @@ fn a_background_slot_keeps_every_vote() {
     };
     let h2o =
         |interval: usize| json!({"policy": "h2o", "budget": 16, "sinks": 3, "interval": interval});
-    for tested in devices() {
+    for tested in quick_devices("keepkv_takes") {
         let prompts: Vec<Prompt> = TOKENS
             .iter()
             .enumerate()
@@ -270,7 +270,7 @@ fn a_background_slot_keeps_every_vote() {
 fn the_background_takes_what_no_other_slot_takes() {
     const TOKENS: usize = 60;
     const THRESHOLD: f32 = 0.4;
-    for tested in devices() {
+    for tested in quick_devices("keepkv_takes") {
         let prompt = prompt(30, 2, TOKENS, &tested.device);
         let kept: Vec<Vec<u32>> =
             [20, 12, 7, 25].map(|count| (0..count).map(|at| 2 * at).collect()).to_vec();
@@ -306,7 +306,7 @@ fn the_background_takes_what_no_other_slot_takes() {
 fn inherited_scores_sum_to_all_attention() {
     const TOKENS: [usize; 2] = [40, 25];
     const STEPS: usize = 20;
-    for (tested, inherit, interval) in devices().iter().flat_map(|tested| {
+    for (tested, inherit, interval) in quick_devices("keepkv_takes").iter().flat_map(|tested| {
         [(true, 1), (true, 5), (false, 1)].map(|(inherit, interval)| (tested, inherit, interval))
     }) {
         let keepkv = policy(json!({
@@ -338,7 +338,7 @@ fn inherited_scores_sum_to_all_attention() {
 #[test]
 fn steps_can_be_recorded_as_without_the_options() {
     const TOKENS: usize = 40;
-    for tested in devices() {
+    for tested in quick_devices("keepkv_takes") {
         let (prompt, steps) =
             (prompt(6, 1, TOKENS, &tested.device), prompt(7, 1, 2, &tested.device));
         for (option, value) in [

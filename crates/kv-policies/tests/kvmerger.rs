@@ -3,7 +3,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device, Tensor};
 use kv_core::{LayerCache, read_f32};
 use kv_policies::{Observation, Policy, build};
-use kv_testing::{Numbers, devices, exact_devices, relative_error};
+use kv_testing::{Numbers, devices, quick_devices, quick_exact_devices, relative_error};
 use serde_json::{Value, json};
 
 use super::support::{LAYER, Prompt, policy, step};
@@ -184,7 +184,7 @@ fn same(context: &str, cache: &LayerCache, range: usize, expected: &[Slot]) {
 #[test]
 fn sets_are_those_of_the_definition() {
     let (heads, group, tokens, prompt, budget) = (3, 2, 70, 45, 20);
-    for tested in exact_devices("sets_are_those_of_the_definition") {
+    for tested in quick_exact_devices("sets_are_those_of_the_definition") {
         for (seed, threshold, interval, sized) in
             [(1, 0.75, 5, false), (2, -1.0, 1, false), (3, 0.9, 7, true), (4, 0.2, 64, true)]
         {
@@ -228,7 +228,7 @@ fn compressed(config: Value, prompt: &Prompt) -> LayerCache {
 /// Identical tokens merge into the same; keys of zeros resemble nothing, and are dropped.
 #[test]
 fn identical_tokens_and_zero_keys() {
-    for tested in devices() {
+    for tested in quick_devices("kvmerger") {
         let mut numbers = Numbers::new(9);
         let mut draw = |count| numbers.tensor::<4>([2, 2, count, DIM], &tested.device);
         let (one, query) = (draw(1), draw(20));
@@ -272,7 +272,7 @@ fn identical_tokens_and_zero_keys() {
 /// One slot takes everything that resembles its neighbours, at once or step by step.
 #[test]
 fn a_single_slot_is_left() {
-    for tested in devices() {
+    for tested in quick_devices("kvmerger") {
         let text = Text::new(11, 2, 1, 16);
         let [q, k, v] = text.tensors(&tested.device);
         let kvmerger = policy(json!({
@@ -299,7 +299,7 @@ fn a_single_slot_is_left() {
 /// alone.
 #[test]
 fn prompts_of_different_lengths_do_not_mix() {
-    for tested in devices() {
+    for tested in quick_devices("kvmerger") {
         let config = json!({"policy": "kvmerger", "budget": 10, "interval": 3});
         let kvmerger = policy(config);
         let texts = [Text::new(21, 2, 2, 30), Text::new(22, 2, 2, 18)];

@@ -4,7 +4,7 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::{CacheOptions, KvCache, LayerCache, Origin, read_f32, read_i32};
 use kv_policies::{Policy, Sketch, build};
-use kv_testing::{Numbers, devices, relative_error};
+use kv_testing::{Numbers, devices, quick_devices, relative_error};
 use serde_json::{Value, json};
 
 use super::support::{LAYER, Prompt, policy, step};
@@ -131,7 +131,7 @@ impl Reference {
 /// given; the output is the attention over the revived cache.
 #[test]
 fn steps_follow_the_algorithms() {
-    for tested in devices() {
+    for tested in quick_devices("kvreviver") {
         for (group, slack) in [(1, 16), (3, 4), (2, 0)] {
             let run = Run::new(1, group, 150, 60, &tested.device);
             let policy = policy(
@@ -224,7 +224,7 @@ fn steps_follow_the_algorithms() {
 /// Rebuilding the cache and attending to the sketch are the same but for rounding; so is a scratch.
 #[test]
 fn rebuilding_changes_nothing() {
-    for tested in devices() {
+    for tested in quick_devices("kvreviver") {
         for buckets in [1, 2, 3, 5] {
             let run = Run::new(2, 2, 130, 50, &tested.device);
             let config = |rebuild: bool| {
@@ -260,8 +260,9 @@ fn rows_do_not_disturb_each_other() {
         json!({"rebuild": true}),
         json!({"signed_keys": true, "replace_rate": null, "buckets": 2}),
     ];
-    for (tested, form) in
-        devices().iter().flat_map(|tested| forms.iter().map(move |form| (tested, form)))
+    for (tested, form) in quick_devices("kvreviver")
+        .iter()
+        .flat_map(|tested| forms.iter().map(move |form| (tested, form)))
     {
         let mut config =
             json!({"policy": "kvreviver", "vague": "sketch", "budget": 0.3, "slack": 3});
@@ -318,7 +319,7 @@ fn rows_do_not_disturb_each_other() {
 /// A saved cache goes on as it was, its sketch included; so does a copy, and one that was moved.
 #[test]
 fn files_copies_and_moves_go_on_identically() {
-    for tested in devices() {
+    for tested in quick_devices("kvreviver") {
         let policy =
             policy(json!({"policy": "kvreviver", "vague": "sketch", "budget": 40, "buckets": 2}));
         let run = Run::new(2, 2, 100, 40, &tested.device);
@@ -389,7 +390,7 @@ fn bytes_are_those_of_the_parts() {
 /// A short prompt stays exact, and fills the parts as it goes on.
 #[test]
 fn short_prompts_leave_the_sketch_empty() {
-    for tested in devices() {
+    for tested in quick_devices("kvreviver") {
         let run = Run::new(1, 2, 20, 60, &tested.device);
         let (reviver, full) = (
             policy(json!({"policy": "kvreviver", "vague": "sketch", "budget": 40})),
@@ -426,7 +427,7 @@ fn short_prompts_leave_the_sketch_empty() {
 /// A token that is swapped back and forth comes back as it did first.
 #[test]
 fn swapping_back_and_forth_leaves_no_trace() {
-    for tested in devices() {
+    for tested in quick_devices("kvreviver") {
         let device = &tested.device;
         let mut numbers = Numbers::new(3);
         let shape = [1, 1, 40, DIM];
@@ -460,7 +461,7 @@ fn swapping_back_and_forth_leaves_no_trace() {
 /// Others choose what is exact at first.
 #[test]
 fn candidates_by_other_scorers() {
-    for tested in devices() {
+    for tested in quick_devices("kvreviver") {
         let run = Run::new(2, 2, 120, 30, &tested.device);
         for name in ["snapkv", "knorm", "expected-attention", "streaming-llm"] {
             let mut prompt = Prompt::new(
@@ -583,7 +584,7 @@ fn refuses_what_cannot_be() {
 /// lost.
 #[test]
 fn tokens_beyond_the_room_are_refused() {
-    for tested in devices() {
+    for tested in quick_devices("kvreviver") {
         let run = Run::new(1, 1, 60, 12, &tested.device);
         let policy =
             policy(json!({"policy": "kvreviver", "vague": "sketch", "budget": 20, "slack": 2}));
@@ -615,7 +616,7 @@ fn tokens_beyond_the_room_are_refused() {
 /// neighbours'.
 #[test]
 fn ended_sequences_stay_within_their_slots() {
-    for tested in devices() {
+    for tested in quick_devices("kvreviver") {
         let run = Run::new(2, 1, 60, 90, &tested.device);
         let policy =
             policy(json!({"policy": "kvreviver", "vague": "sketch", "budget": 30, "slack": 3}));

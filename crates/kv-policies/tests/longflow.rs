@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Tensor};
 use kv_core::{CacheOptions, LayerCache, SlotLayout, read_f32, read_i32};
 use kv_policies::{Certificate, PolicyError, Step, VictimChoice, WriteSlots, build, certify};
-use kv_testing::{Numbers, devices, golden_files, relative_error};
+use kv_testing::{Numbers, devices, golden_files, quick_devices, relative_error};
 use serde_json::{Value, json};
 
 use super::followed::{Rule, Trace, follow};
@@ -31,7 +31,7 @@ impl Trace {
 
 #[test]
 fn a_thousand_steps_give_up_the_slots_of_an_f64_reference() {
-    for tested in devices() {
+    for tested in quick_devices("longflow") {
         let trace = Trace::random(2, 1_070, &tested.device);
         // Fewer steps for our rules, as steps of software drivers take long.
         let short = Trace::random(2, 320, &tested.device);
@@ -51,7 +51,7 @@ fn a_thousand_steps_give_up_the_slots_of_an_f64_reference() {
 /// Prompts one under, at and one over the budget, and a budget of one slot.
 #[test]
 fn budgets_around_the_prompt() {
-    for tested in devices() {
+    for tested in quick_devices("longflow") {
         let trace = Trace::random(1, 60, &tested.device);
         for (prompt, budget) in [(40, 41), (40, 40), (40, 39), (40, 50), (40, 1), (1, 1), (1, 2)] {
             for layer in [true, false] {
@@ -73,7 +73,7 @@ fn budgets_around_the_prompt() {
 /// Sequences that are batched fill up at steps of their own, and do what each does alone.
 #[test]
 fn rows_fill_at_different_steps() {
-    for tested in devices() {
+    for tested in quick_devices("longflow") {
         let device = &tested.device;
         let policy = policy(json!({"policy": "longflow", "budget": 48}));
         let trace = Trace::random(2, 80, device);
@@ -126,7 +126,7 @@ fn joined([a, b]: [Step; 2]) -> Step {
 
 #[test]
 fn sinks_and_recents_stay() {
-    for tested in devices() {
+    for tested in quick_devices("longflow") {
         let config = json!({"policy": "longflow", "budget": 32, "sinks": 3, "recents": 10});
         let policy = policy(config);
         let trace = Trace::random(1, 100, &tested.device);
@@ -408,7 +408,7 @@ fn protected_slots_must_leave_one() {
 /// the tokens that no memory drops, and a long one drops others.
 #[test]
 fn a_policy_around_it_remembers() {
-    for tested in devices() {
+    for tested in quick_devices("longflow") {
         let trace = Trace::random(2, 90, &tested.device);
         let kept_with = |memory: Option<f64>| {
             let longflow = json!({"policy": "longflow", "budget": 24, "memory": memory});

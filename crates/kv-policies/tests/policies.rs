@@ -307,11 +307,10 @@ fn pyramid_infer_follows_the_papers_schedule() {
 #[test]
 fn rows_do_not_leak() {
     for tested in devices() {
-        // A software GPU takes minutes to compile kernels for a group; other tests have one of 2.
-        let everything = tested.name == "cpu" || cfg!(feature = "slow-tests");
-        let groups: &[usize] = if everything { &[1, 4] } else { &[2] };
+        // Other tests compile the kernels for groups of 2.
+        let groups: &[usize] = if tested.runs_everything() { &[1, 4] } else { &[2] };
         for &group in groups {
-            for config in all(json!(0.3)) {
+            for config in tested.some(all(json!(0.3)), 3) {
                 let policy = policy(config.clone());
                 let together = run(0..2, group, &tested.device);
                 let (_, both) = decode(&together, &*policy);
@@ -331,7 +330,8 @@ fn a_budget_beyond_the_prompt_keeps_everything() {
     // Whatever the budget, windows hide tokens of a model's top layer.
     let hides = |config: &Value| policy(config.clone()).visible_window(LAYER).is_some();
     for tested in devices() {
-        for config in all(json!(1000)).into_iter().filter(|config| !hides(config)) {
+        let configs = all(json!(1000)).into_iter().filter(|config| !hides(config));
+        for config in tested.some(configs, 3) {
             let policy = policy(config.clone());
             let run = run(0..1, 2, &tested.device);
             let cache = run.prompt.compress(&*policy, STEPS);

@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::{CacheOptions, LayerCache, read_f32};
 use kv_policies::{LayerContext, Policy, Psaw};
-use kv_testing::{Numbers, devices, relative_error};
+use kv_testing::{Numbers, devices, quick_devices, relative_error};
 use serde_json::{Value, json};
 
 use super::support::{Prompt, kept, policy};
@@ -132,7 +132,7 @@ fn psaw(mut config: Value, free: bool) -> (Psaw, std::sync::Arc<dyn Policy>) {
 #[test]
 fn decode_is_masked_attention() {
     const STEPS: usize = 12;
-    for tested in devices() {
+    for tested in quick_devices("psaw") {
         for free in [false, true] {
             for (config, layer, lengths) in cases() {
                 let (options, policy) = psaw(config.clone(), free);
@@ -162,7 +162,7 @@ fn freeing_changes_bytes_alone() {
     const STEPS: usize = 260;
     let layer = LayerContext { index: 3, count: 4 };
     let config = json!({"phi": 0.1, "start": 1, "sinks": 5});
-    for tested in devices() {
+    for tested in quick_devices("psaw") {
         let steps = if tested.name == "cpu" { STEPS } else { 180 };
         let sequences = [30, 333].map(|tokens| Sequence::new(tokens, steps, &tested.device));
         let (options, free) = psaw(config.clone(), true);
@@ -252,7 +252,7 @@ fn rows_that_end_keep_within_their_room() {
 fn gaps_in_a_prompt_are_seen_by_position() {
     const STEPS: usize = 150;
     let layer = LayerContext { index: 5, count: 6 };
-    for tested in devices() {
+    for tested in quick_devices("psaw") {
         let steps = if tested.name == "cpu" { STEPS } else { 90 };
         let sequences = [100, 220].map(|tokens| Sequence::new(tokens, steps, &tested.device));
         let combined = |free: bool| {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::{CacheOptions, LayerCache, read_f32};
 use kv_policies::{LayerContext, Policy};
-use kv_testing::{Numbers, devices};
+use kv_testing::{Numbers, quick_devices};
 use serde_json::json;
 
 use super::support::{Prompt, kept, policy, step};
@@ -106,7 +106,7 @@ impl Sequence {
 /// Two sequences of different lengths in one batch shrink at their own steps.
 #[test]
 fn pyramid_infer_shrinks_generated_blocks() {
-    for tested in devices() {
+    for tested in quick_devices("pyramid_infer") {
         let policy = policy(json!({"policy": "pyramidinfer"}));
         let sequences = [sequence(40, &tested.device), sequence(61, &tested.device)];
         let caches = sequences.iter().map(|sequence| sequence.cache(&*policy)).collect();

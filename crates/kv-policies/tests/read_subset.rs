@@ -17,7 +17,7 @@ use kv_policies::{
     HShare, LayerContext, Needs, Observation, OwnedObservation, PageBounds, Policy, Reads,
     SlotList, Step, build, copies, share_map,
 };
-use kv_testing::{Numbers, devices, exact_devices, golden_files, relative_error};
+use kv_testing::{Numbers, devices, exact_devices, golden_files, quick_devices, relative_error};
 use serde_json::{Value, json};
 
 use super::support::{self, Prompt, policy, step};
@@ -172,7 +172,7 @@ fn traces(group: usize, device: &Device) -> [Trace; 2] {
 /// Budgets that are shares of prompts of unequal length.
 #[test]
 fn rows_read_as_they_do_alone() {
-    for tested in devices() {
+    for tested in quick_devices("read_subset") {
         let traces = traces(2, &tested.device);
         let gates = json!([[0.5, 0.9], [0.4, 0.2], [0.2, 0.6]]);
         for config in [

@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 use kv_core::{LayerCache, read_f32};
-use kv_testing::{Numbers, devices};
+use kv_testing::{Numbers, quick_devices};
 use serde_json::{Value, json};
 
 use super::support::{LAYER, Prompt, policy, step};
@@ -51,7 +51,7 @@ fn protected_tokens_take_no_merges() {
         config.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
         config
     };
-    for tested in devices() {
+    for tested in quick_devices("spared") {
         let mut numbers = Numbers::new(7);
         let mut draw = |heads: usize| -> Tensor<4> {
             numbers.tensor([1, heads, TOKENS + STEPS, DIM], &tested.device)

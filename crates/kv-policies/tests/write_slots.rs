@@ -6,7 +6,7 @@ use kv_core::{
 };
 use kv_kernels::{EvictionScope, HeadLayout};
 use kv_policies::{VictimChoice, WriteSlots};
-use kv_testing::{Numbers, devices};
+use kv_testing::{Numbers, devices, quick_devices};
 
 const BATCH: usize = 2;
 const KV_HEADS: usize = 2;
@@ -91,7 +91,7 @@ fn contents(cache: &LayerCache) -> Contents {
 /// One launch for projections does what separate rows do.
 #[test]
 fn projected_tokens_are_written_like_others() {
-    for tested in devices() {
+    for tested in quick_devices("write_slots") {
         let device = &tested.device;
         let (mut fused, mut plain) = (at_limit(device, 5, 5), at_limit(device, 5, 5));
         for cache in [&mut fused, &mut plain] {
@@ -127,7 +127,7 @@ fn projected_tokens_are_written_like_others() {
 /// Copies, other capacities, batches, files: places and norms go along.
 #[test]
 fn places_follow_the_slots() {
-    for tested in devices() {
+    for tested in quick_devices("write_slots") {
         let device = &tested.device;
         let mut cache = at_limit(device, 4, 4);
         let mut numbers = Numbers::new(5);

@@ -15,9 +15,9 @@ use std::fs::OpenOptions;
 use std::io::Write;
 
 pub use alone::alone;
-pub use devices::{TestDevice, devices, exact_devices};
+pub use devices::{TestDevice, devices, exact_devices, quick_devices, quick_exact_devices};
 pub use golden::{Golden, GoldenTensor, golden_files};
-pub use numbers::{Numbers, relative_error};
+pub use numbers::{Numbers, dot, relative_error};
 pub use problems::{STEP, Step, timed};
 
 /// Says why a test did nothing, on stderr and to the runner.

@@ -45,3 +45,16 @@ pub fn relative_error(actual: &[f32], expected: &[f64]) -> f64 {
     let norm: f64 = expected.iter().map(|e| e * e).sum();
     (difference / norm.max(1e-300)).sqrt()
 }
+
+/// `Σ a_i b_i` in f64, summed in several lanes, which compilers compute together.
+pub fn dot(a: &[f32], b: &[f32]) -> f64 {
+    const LANES: usize = 8;
+    let mut sums = [0.0; LANES];
+    let chunks = a.chunks(LANES).zip(b.chunks(LANES));
+    chunks.for_each(|(a, b)| {
+        sums.iter_mut().zip(a.iter().zip(b)).for_each(|(sum, (a, b))| {
+            *sum += f64::from(*a) * f64::from(*b);
+        });
+    });
+    sums.iter().sum()
+}

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn double_sparsity_reads_the_tokens_of_an_f64_reference() {
-    for tested in devices() {
+    for tested in quick_devices("read_subset") {
         for group in [1, 2, 4] {
             let traces = traces(group, &tested.device);
             // One list a query head, and one a key-value head.
@@ -31,7 +31,7 @@ fn double_sparsity_reads_the_tokens_of_an_f64_reference() {
 /// Without calibration: the channels of the prompt's last tokens.
 #[test]
 fn channels_come_from_the_prompt() {
-    for tested in devices() {
+    for tested in quick_devices("read_subset") {
         let traces = traces(2, &tested.device);
         let config = json!({"policy": "double-sparsity", "budget": 20, "labels": 4, "window": 10});
         let channels: Vec<Vec<Vec<usize>>> = traces

@@ -6,7 +6,7 @@ use super::*;
 /// they hold.
 #[test]
 fn duo_attention_streams_with_the_lowest_gates() {
-    for tested in devices() {
+    for tested in quick_devices("read_subset") {
         for group in [1, 2, 4] {
             let traces = traces(group, &tested.device);
             let gates = json!([[0.5, 0.9], [0.4, 0.2], [0.2, 0.6]]);

@@ -51,7 +51,7 @@ fn sources(cache: &LayerCache) -> Vec<usize> {
 
 #[test]
 fn hshare_reads_the_lists_of_an_f64_reference() {
-    for tested in devices() {
+    for tested in quick_devices("read_subset") {
         for (group, queries) in [(1, 1.0), (2, 0.5), (4, 0.25)] {
             let traces = traces(group, &tested.device);
             let heads = KV_HEADS * group;
@@ -80,7 +80,7 @@ fn hshare_reads_the_lists_of_an_f64_reference() {
 /// Whose list a head takes follows from the critical tokens of the prompt's last queries.
 #[test]
 fn hshare_maps_follow_the_prompts_critical_tokens() {
-    for tested in devices() {
+    for tested in quick_devices("read_subset") {
         let traces = traces(4, &tested.device);
         let (heads, used, window) = (8, [1usize, 4, 6, 11], 20);
         let own = vec![used.to_vec(); heads];
@@ -114,7 +114,7 @@ fn hshare_maps_follow_the_prompts_critical_tokens() {
 /// their own, with the first layer dense.
 #[test]
 fn hshare_layers_read_each_others_lists() {
-    for tested in devices() {
+    for tested in quick_devices("read_subset") {
         let device = &tested.device;
         let count = 4;
         let layers: Vec<[Trace; 2]> = (0..count)

@@ -43,7 +43,7 @@ fn pages_of(trace: &Trace, head: usize, length: usize, how: &Pages<'_>) -> Vec<u
 
 #[test]
 fn quest_reads_the_pages_of_an_f64_reference() {
-    for tested in devices() {
+    for tested in quick_devices("read_subset") {
         for group in [1, 2, 4] {
             let traces = traces(group, &tested.device);
             for heads in ["query", "max", "mean"] {
@@ -64,7 +64,7 @@ fn quest_reads_the_pages_of_an_f64_reference() {
 /// Pages are halved until a sequence's own budget holds four of them, in a batch too.
 #[test]
 fn pages_fit_short_prompts() {
-    for tested in devices() {
+    for tested in quick_devices("read_subset") {
         let traces = traces(2, &tested.device);
         let config = |fit: bool| json!({"policy": "quest", "budget": 0.2, "fit_page": fit});
         // A fifth of 90 tokens is 18, four pages of 4; that of 61 is 12, six pages of 2.
