@@ -9,7 +9,7 @@ use kv_kernels::{
     ScoreReduction, SetRule, Share, SimilarityReduction, SlotRanges, SlotView, cis_attention,
     cis_select, decode_attention,
 };
-use kv_testing::{Golden, Numbers, devices, golden_files, relative_error, timed};
+use kv_testing::{Golden, Numbers, devices, golden_files, quick_devices, relative_error, timed};
 
 use super::strategies::force;
 
@@ -44,7 +44,7 @@ fn steps_attend_as_the_paper_says() {
 
 #[test]
 fn windows_hide_and_freed_tokens_have_no_slots() {
-    for tested in devices() {
+    for tested in quick_devices("cis_select") {
         let device = &tested.device;
         let layer = Layer::new(2, 1, 1, 32, 300);
         let hidden = Share::new(0.3);
@@ -59,7 +59,7 @@ fn windows_hide_and_freed_tokens_have_no_slots() {
 /// Tokens that leave the locals stay readable until the next retrieval.
 #[test]
 fn a_tail_is_read_until_the_next_retrieval() {
-    for tested in devices() {
+    for tested in quick_devices("cis_select") {
         let device = &tested.device;
         let layer = Layer::new(2, 2, 2, 32, 300);
         let context = |what: &str| format!("{} {what}", tested.name);
@@ -85,7 +85,7 @@ fn a_tail_is_read_until_the_next_retrieval() {
 #[test]
 fn many_queries_vote() {
     const TOP: usize = 40;
-    for tested in devices() {
+    for tested in quick_devices("cis_select") {
         let device = &tested.device;
         for dtype in tested.float_dtypes() {
             let cases =

@@ -56,18 +56,7 @@ pub(crate) const GATES: [[f64; 2]; 4] = [[0.1, 0.7], [0.9, 0.2], [0.4, 0.5], [0.
 /// Every policy of the registry at a budget, and some that combine or space out decisions. On
 /// devices that do not [run everything](TestDevice::runs_everything), one of each mechanism.
 pub(crate) fn every_policy(budget: f64, tested: &TestDevice) -> Vec<Value> {
-    let mechanisms = [
-        "full",
-        "streaming-llm",
-        "adakv",
-        "h2o",
-        "longflow",
-        "uniform",
-        "top-k-oracle",
-        "quest",
-        "double-sparsity",
-        "hshare",
-    ];
+    let mechanisms = ["full", "h2o", "longflow", "quest"];
     let everything = tested.runs_everything();
     let named = POLICIES
         .iter()
@@ -76,9 +65,9 @@ pub(crate) fn every_policy(budget: f64, tested: &TestDevice) -> Vec<Value> {
     let mut configs: Vec<Value> =
         named.map(|entry| json!({"policy": entry.name, "budget": budget})).collect();
     configs.push(json!({"policy": "streaming-llm", "budget": budget, "rerotate": true}));
-    configs.push(json!({"policy": "duo-attention", "budget": budget, "alpha": GATES}));
-    configs.push(json!({"policy": "r-kv", "budget": budget, "interval": 8}));
     if everything {
+        configs.push(json!({"policy": "duo-attention", "budget": budget, "alpha": GATES}));
+        configs.push(json!({"policy": "r-kv", "budget": budget, "interval": 8}));
         // By default, three of the embedded model's four layers are as they are.
         configs.push(json!({"policy": "psaw", "phi": 0.2, "start": 0, "free": true}));
         configs.push(json!({"policy": "etf", "psi": 0.3, "start": 1}));
