@@ -32,8 +32,8 @@ impl TestDevice {
         cfg!(feature = "slow-tests") || !self.is_software()
     }
 
-    /// All cases where the device [runs everything](Self::runs_everything), and else each `every`-th
-    /// from the first on: drivers compile a kernel for a case.
+    /// All cases where the device [runs everything](Self::runs_everything), and else the first of
+    /// each `every`: drivers compile a kernel for a case.
     pub fn some<T>(
         &self,
         cases: impl IntoIterator<Item = T>,
