@@ -6,6 +6,10 @@
 //! ```sh
 //! cargo test --release --workspace --test lib -- --ignored tokens::write_tokens
 //! ```
+//!
+//! CPUs of different vector widths round logits differently by some 1e-5. The file must not depend
+//! on that: a configuration whose decisions are nearly tied (two slots to merge or to evict with
+//! almost equal scores, two tokens with almost equal logits) gives other tokens on another CPU.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -55,7 +59,7 @@ fn configs() -> Vec<Value> {
         json!({"policy": "keepkv", "budget": 0.25, "pristine": 0.5}),
         json!({"policy": "keepkv", "budget": 0.25, "background": true}),
         json!({"policy": "keepkv", "budget": 0.25, "inherit": true}),
-        json!({"policy": "keepkv", "budget": 0.25, "period": 4}),
+        json!({"policy": "keepkv", "budget": 0.25, "period": 6}),
         json!({"policy": "d2o", "budget": 0.25, "spare_protected": true}),
         json!({"policy": "cam", "budget": 0.25, "candidates": "all"}),
         json!({"policy": "kvreviver", "budget": 64}),
