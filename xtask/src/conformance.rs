@@ -23,7 +23,8 @@ pub(crate) struct Args {
     /// A model, as kv-serve takes it; with --url, the one that the server has
     #[arg(long, default_value = "needle-1m")]
     model: String,
-    /// A server that runs already, instead of one that this starts
+    /// A server that runs already, instead of one that this starts. The fuzzer waits a minute for
+    /// an answer: on a CPU, start the server with `--max-tokens 512`
     #[arg(long, value_name = "http://HOST:PORT")]
     url: Option<String>,
 }
@@ -97,6 +98,8 @@ fn start(model: &str, scripts: &Path) -> Result<Server> {
     command.args([model, "--device", "cpu", "--port", "0", "--chat-template"]);
     // The embedded model has no template, and clients try tools.
     command.arg(scripts.join("chat_template.jinja"));
+    // Schemathesis asks for several choices without a limit, and waits a minute for the answer.
+    command.args(["--max-tokens", "512"]);
     command.env_remove("KV_SERVE_API_KEY").stderr(Stdio::piped());
     let mut child = command.spawn().context("cannot start kv-serve")?;
     let log = child.stderr.take().context("kv-serve has no log")?;
