@@ -92,9 +92,11 @@ class Load:
         async with httpx.AsyncClient(
             base_url=self.options.url, timeout=600, limits=limits
         ) as http:
-            if not self.options.model:
+            try:
                 models = (await http.get("/models")).raise_for_status().json()
-                self.options.model = models["data"][0]["id"]
+            except httpx.HTTPError as error:
+                sys.exit(f"no server answers at {self.options.url}/models: {error}")
+            self.options.model = self.options.model or models["data"][0]["id"]
             end = start + self.options.seconds
             await asyncio.gather(*[self.client(http, number, end) for number in range(clients)])
         return time.perf_counter() - start

@@ -149,6 +149,20 @@ impl ApiError {
         &self.message
     }
 
+    /// A body that could not be read, of at most `max_body` bytes.
+    pub(crate) fn unread(rejection: &BytesRejection, max_body: usize) -> Self {
+        match rejection.status() {
+            StatusCode::PAYLOAD_TOO_LARGE => {
+                let message = format!(
+                    "the body is larger than the {max_body} bytes that the server takes \
+                     (`--max-body`)"
+                );
+                Self::bad_request(message).status(rejection.status()).code("request_too_large")
+            }
+            _ => Self::bad_request(format!("the body could not be read: {rejection}")),
+        }
+    }
+
     /// The error's body.
     pub(crate) fn body(&self) -> ErrorBody {
         ErrorBody {
@@ -185,18 +199,6 @@ impl IntoResponse for ApiError {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
-    }
-}
-
-impl From<BytesRejection> for ApiError {
-    fn from(rejection: BytesRejection) -> Self {
-        match rejection.status() {
-            StatusCode::PAYLOAD_TOO_LARGE => {
-                let message = "the body is larger than the server takes (`--max-body`)";
-                Self::bad_request(message).status(rejection.status()).code("request_too_large")
-            }
-            _ => Self::bad_request(format!("the body could not be read: {rejection}")),
-        }
     }
 }
 

@@ -163,7 +163,10 @@ async function describe() {
     const [health, models, known] = await Promise.all(
       ["/health", "/v1/models", "/v1/kv/policies"].map(get),
     );
-    const positions = models.data[0].max_model_len;
+    const { max_model_len: positions, max_tokens: limit } = models.data[0];
+    const most = find("#most");
+    most.max = limit;
+    most.value = Math.min(Number(most.value), limit);
     find("#model").textContent = `${health.model} on ${health.device}, ${positions} positions`;
     const options = known.policies.filter((policy) => policy.required.length === 0);
     const own = new Option(`server's (${known.default.policy})`, "");

@@ -23,6 +23,8 @@ pub(crate) struct ModelInfo {
     owned_by: &'static str,
     /// Positions of the model.
     max_model_len: usize,
+    /// The most new tokens of a request.
+    max_tokens: usize,
 }
 
 /// Models.
@@ -59,6 +61,7 @@ fn info(app: &App) -> ModelInfo {
         created: app.started,
         owned_by: "burn-kv",
         max_model_len: app.positions(),
+        max_tokens: app.settings.max_tokens,
     }
 }
 

@@ -30,7 +30,9 @@ impl FromRequest<Arc<App>> for Object {
         let bytes = read.map_err(|_| {
             let patience = humantime::format_duration(patience);
             ApiError::timeout(format!("the request's body did not come within {patience}"))
-        })??;
+        })?;
+        let bytes =
+            bytes.map_err(|rejection| ApiError::unread(&rejection, app.settings.max_body))?;
         match serde_json::from_slice(&bytes) {
             Ok(Value::Object(object)) => Ok(Self(given(object))),
             Ok(_) => Err(ApiError::bad_request("the body must be a JSON object")),

@@ -299,6 +299,7 @@ async fn models_are_listed() {
     );
     let (_, model) = get(&server, "/v1/models/needle-1m").await;
     assert_eq!(model["max_model_len"], 2048);
+    assert_eq!(model["max_tokens"], settings().max_tokens);
     let (status, answer) = get(&server, "/v1/models/org/other").await;
     assert_eq!((status.as_u16(), &answer["error"]["code"]), (404, &json!("model_not_found")));
 }

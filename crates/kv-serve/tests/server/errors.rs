@@ -237,6 +237,8 @@ async fn bodies_that_are_no_requests() {
     let huge = chat(&"x".repeat(2 << 20), json!({})).to_string();
     let (status, answer) = json_of(&server, raw("application/json", &huge)).await;
     assert_eq!((status.as_u16(), &error_of(&answer)["code"]), (413, &json!("request_too_large")));
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert!(message.contains(&settings().max_body.to_string()), "{message}");
     // Depth beyond what a parser takes is an error, not the end of the process.
     let deep = format!("{{\"messages\": {}{}}}", "[".repeat(100_000), "]".repeat(100_000));
     let (status, _) = json_of(&server, raw("application/json", &deep)).await;
