@@ -78,17 +78,24 @@ def work(seed, end):
             count(f"WRONG {type(error).__name__}: {error}")
 
 
-def idle_bytes():
-    """Bytes of caches once no request runs: those of contexts. `None` where requests do not end."""
+def idle_bytes(expected=None):
+    """Bytes of caches once no request runs, which are those of contexts.
+
+    Waits up to ten seconds for requests to end and for the expected bytes. `None` where requests
+    do not end.
+    """
+    found = None
     for _ in range(100):
         client = connection()
         client.request("GET", "/v1/kv/requests")
         live = json.loads(client.getresponse().read())
         client.close()
         if live["waiting"] + live["prefilling"] + live["running"] == 0:
-            return live["kv_bytes"]
+            found = live["kv_bytes"]
+            if expected in (None, found):
+                break
         time.sleep(0.1)
-    return None
+    return found
 
 
 def main():
@@ -99,7 +106,7 @@ def main():
         thread.start()
     for thread in threads:
         thread.join()
-    found = idle_bytes()
+    found = idle_bytes(held)
     if found is None or found != held:
         count(f"WRONG: {found} bytes of caches in the end, {held} before")
     for what, number in sorted(counts.items()):
