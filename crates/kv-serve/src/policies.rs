@@ -119,13 +119,6 @@ impl Policies {
                 config
             }
         };
-        if let Some(budget) = config.get("budget") {
-            let parsed: Result<Budget, _> = serde_json::from_value(budget.clone());
-            let budget =
-                parsed.map_err(|error| ApiError::invalid("kv.budget", error.to_string()))?;
-            let checked = budget.validate();
-            checked.map_err(|error| ApiError::invalid("kv.budget", error.to_string()))?;
-        }
         config = with_budget(&config, self.budget);
         build(&config).map_err(|error| {
             let unknown = match &error {
@@ -163,7 +156,7 @@ impl Policies {
         Some(ApiError::unsupported(field, message))
     }
 
-    /// Checks the names of an object's policies, and of those within it.
+    /// Checks the policies' names and the budgets of an object, and of the objects within it.
     fn check(&self, path: &str, kv: &Map<String, Value>) -> Result<()> {
         for (key, value) in kv {
             let field = format!("{path}.{key}");
@@ -191,6 +184,12 @@ impl Policies {
                          by `--policy`"
                     );
                     return Err(ApiError::unsupported(field, message));
+                }
+                value if key == "budget" => {
+                    let wrong = |error: String| ApiError::invalid(&*field, error);
+                    let budget: Budget = serde_json::from_value(value.clone())
+                        .map_err(|error| wrong(error.to_string()))?;
+                    budget.validate().map_err(|error| wrong(error.to_string()))?;
                 }
                 Value::Object(inner) => self.check(&field, inner)?,
                 _ => {}
@@ -284,6 +283,11 @@ mod tests {
                 json!({"policy": "combine", "prefill": {"policy": "snapkv"},
                     "decode": {"policy": "h2o", "intervall": 2}}),
                 "kv.decode.intervall",
+            ),
+            (
+                json!({"policy": "combine", "prefill": {"policy": "snapkv", "budget": 0},
+                    "decode": "h2o"}),
+                "kv.prefill.budget",
             ),
             (json!({"policy": "duo-attention", "alpha": "/etc/passwd"}), "kv.alpha"),
         ] {

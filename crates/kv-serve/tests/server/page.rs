@@ -2,11 +2,16 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
-use axum::http::{Method, header};
-use axum::routing::get;
+use axum::http::{Method, StatusCode, header};
+use axum::response::Html;
+use axum::routing::{get, post};
 use kv_serve::router;
+use tokio::sync::Notify;
+use tokio::time::timeout;
 
 use super::support::{NUMBER, request, server, settings, shared, text};
 
@@ -47,7 +52,32 @@ find("#send").click();
 await until(() => find(".wrong"));
 document.documentElement.dataset.back = find("#prompt").value;
 document.documentElement.dataset.driven = "true";
+await original("/end", { method: "POST" });
 "##;
+
+/// How long a user's visit may take. A browser shows what there is then.
+const VISIT: Duration = Duration::from_secs(120);
+
+/// The page with a script that does what a user does, at `/driven`.
+///
+/// The browser shows a page once all of it has loaded. This page has an image that is not answered
+/// before the script's end: so the browser waits for the script, in real time.
+fn driven() -> Router {
+    let page = include_str!("../../assets/page/index.html")
+        .replace("</head>", "<script type=\"module\" src=\"/drive.js\"></script></head>")
+        .replace("</body>", "<img src=\"/wait\" alt=\"\" hidden></body>");
+    let ended = Arc::new(Notify::new());
+    let end = ended.clone();
+    let wait = move || async move {
+        let _ = timeout(VISIT, ended.notified()).await;
+        StatusCode::NO_CONTENT
+    };
+    Router::new()
+        .route("/driven", get(|| async { Html(page) }))
+        .route("/drive.js", get(|| async { ([(header::CONTENT_TYPE, "text/javascript")], DRIVE) }))
+        .route("/wait", get(wait))
+        .route("/end", post(|| async move { end.notify_one() }))
+}
 
 /// A browser's name. Without one, the test is skipped, or fails where CI runs it.
 fn browser() -> Option<&'static str> {
@@ -78,15 +108,7 @@ async fn the_page_loads_nothing_from_elsewhere() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_page_works_in_a_browser() {
     let Some(browser) = browser() else { return };
-    // The page as it is, with a script that does what a user does.
-    let page = include_str!("../../assets/page/index.html");
-    let page =
-        page.replace("</head>", "<script type=\"module\" src=\"/drive.js\"></script></head>");
-    let script = || async { ([(header::CONTENT_TYPE, "text/javascript")], DRIVE) };
-    let app = Router::new()
-        .route("/driven", get(move || async move { axum::response::Html(page) }))
-        .route("/drive.js", get(script))
-        .merge(router(shared(), settings()));
+    let app = driven().merge(router(shared(), settings()));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let serving = tokio::spawn(axum::serve(listener, app).into_future());
@@ -94,7 +116,7 @@ async fn the_page_works_in_a_browser() {
     let open = move |more: Vec<String>| {
         let profile = tempfile::tempdir().unwrap();
         let output = Command::new(browser)
-            .args(["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=60000"])
+            .args(["--headless", "--no-sandbox", "--disable-gpu"])
             .args(["--window-size=1280,900", "--hide-scrollbars"])
             .arg(format!("--user-data-dir={}", profile.path().display()))
             .args(more)

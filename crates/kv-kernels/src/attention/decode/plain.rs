@@ -39,6 +39,7 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
     let features = blueprint.features.comptime();
     let kind = features.view.comptime();
     let teams = (UNITS / team_size).comptime();
+    let unrolled = comptime!(ahead > 1);
     let weighing = comptime!(Weighing {
         weighted: features.weighted,
         numerators: features.numerators,
@@ -135,13 +136,15 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
             }
         }
         sync_cube();
-        // The loops over teams are not unrolled: they would be most of the kernel's code, which
-        // drivers would compile again for every query head.
+        // Where a round reads one row, on software drivers, the loops over teams are not unrolled:
+        // they would be most of the code, and those drivers take long to compile it.
         let mut top = f32::new(LOWEST_LOGIT);
+        #[unroll(unrolled)]
         for t in 0..teams {
             top = larger(top, team_maxima[t]);
         }
         let mut sum = 0.0f32;
+        #[unroll(unrolled)]
         for t in 0..teams {
             sum += team_sums[t] * (team_maxima[t] - top).exp();
         }
@@ -149,6 +152,7 @@ pub(super) fn plain_kernel<F: Float, N: Size>(
         let part = (kv_head * splits + split) * group + g;
         if unit < columns {
             let mut total = Vector::<f32, N>::new(0.0f32);
+            #[unroll(unrolled)]
             for t in 0..teams {
                 total += rows[t * columns + unit] * Vector::new((team_maxima[t] - top).exp());
             }
