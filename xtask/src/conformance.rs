@@ -24,7 +24,9 @@ pub(crate) struct Args {
     #[arg(long, default_value = "needle-1m")]
     model: String,
     /// A server that runs already, instead of one that this starts. The fuzzer waits a minute for
-    /// an answer: on a CPU, start the server with `--max-tokens 512`
+    /// an answer: on a CPU, start the server with `--max-tokens 512`. Clients try tools: unless the
+    /// model's template takes them, add `--chat-template
+    /// crates/kv-serve/conformance/chat_template.jinja`
     #[arg(long, value_name = "http://HOST:PORT")]
     url: Option<String>,
 }

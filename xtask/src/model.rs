@@ -45,6 +45,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     println!("{}", path.display());
     println!("cargo xtask bench quality --model {}", path.display());
+    println!("cargo xtask serve {}", path.display());
     Ok(())
 }
 

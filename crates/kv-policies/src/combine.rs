@@ -11,7 +11,8 @@ use crate::{Capabilities, Composition, LayerContext, Needs, Policy, Result};
 pub(crate) const COMBINE: &str = "combine";
 
 /// One policy for the prompt and another for decoding: `{"policy": "combine", "prefill": {...},
-/// "decode": {...}}`, such as SnapKV's choice kept within its budget by H2O.
+/// "decode": {...}}`, such as SnapKV's choice kept within its budget by H2O. A name stands for a
+/// policy without options.
 #[derive(Debug, Clone)]
 pub struct Combine {
     prefill: Arc<dyn Policy>,
@@ -44,8 +45,12 @@ impl Combine {
 
     /// The policy from the configurations of its parts.
     pub(crate) fn from_config(config: &mut Config) -> Result<Arc<dyn Policy>> {
-        let mut part = |name: &str| match config.take(name) {
-            Some(part) => config.build(&part),
+        let mut part = |name: &str| match config.take_part(name, None) {
+            Some(part) if part.is_object() => config.build(&part),
+            Some(part) => {
+                let reason = "expected a policy's name, or an object with a `policy`";
+                Err(invalid(COMBINE, format!("`{name}`: {reason}, found {part}")))
+            }
             None => Err(invalid(COMBINE, format!("`{name}` is missing"))),
         };
         Ok(Arc::new(Self::new(part("prefill")?, part("decode")?)?))

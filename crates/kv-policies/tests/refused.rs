@@ -1,7 +1,7 @@
 //! Configurations and observations that must be refused.
 
-use kv_core::CacheOptions;
-use kv_policies::{Observation, PolicyError, build};
+use kv_core::{Budget, CacheOptions};
+use kv_policies::{Observation, PolicyError, build, leaves_budget_open, with_budget};
 use kv_testing::{Numbers, devices};
 use serde_json::json;
 
@@ -13,6 +13,16 @@ fn unknown_names_suggest_the_nearest() {
     assert!(matches!(error, PolicyError::UnknownPolicy { .. }));
     let text = error.to_string();
     assert!(text.contains("did you mean `snapkv`") && text.contains("streaming-llm"), "{text}");
+}
+
+#[test]
+fn a_combination_takes_names_of_policies() {
+    let config = json!({"policy": "combine", "prefill": "snapkv", "decode": "h2o"});
+    assert!(leaves_budget_open(&config));
+    let built = build(&with_budget(&config, Budget::Tokens(48))).unwrap();
+    for part in ["prefill", "decode"] {
+        assert_eq!(built.config()[part]["budget"], 48);
+    }
 }
 
 #[test]
@@ -29,6 +39,7 @@ fn bad_configurations_name_the_parameter() {
         ),
         (json!({"policy": "pyramidinfer", "budget": 0.5, "gamma": 2.0}), "`gamma` is 2"),
         (json!({"policy": "combine", "prefill": {"policy": "full"}}), "`decode` is missing"),
+        (json!({"policy": "combine", "prefill": 3, "decode": "full"}), "`prefill`: expected"),
         (
             json!({
                 "policy": "combine",

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kv_models::{ChatTemplate, Engine, JobId, Tokenizer};
 use prometheus_client::metrics::gauge::Gauge;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::{ApiError, Result};
 use crate::metrics::Metrics;
@@ -20,6 +20,9 @@ use crate::tokens::longest_token;
 /// model.
 const PLAIN: &str = "{% for message in messages %}{{ message.content }}\
                      {% if not loop.last %}{{ '\\n' }}{% endif %}{% endfor %}";
+
+/// Bytes by which room for bodies is counted.
+const BODY_PIECE: usize = 1 << 10;
 
 /// What the operator allows.
 #[derive(Debug, Clone)]
@@ -40,6 +43,8 @@ pub struct Settings {
     pub max_choices: usize,
     /// The largest body, in bytes.
     pub max_body: usize,
+    /// Bytes of all bodies that are being read; at least one of the largest fits.
+    pub body_bytes: usize,
     /// The most connections that are open at once.
     pub max_connections: usize,
     /// The most time of a request.
@@ -67,6 +72,7 @@ impl Settings {
             max_tokens,
             max_choices: usize::MAX,
             max_body: usize::MAX,
+            body_bytes: usize::MAX,
             max_connections: usize::MAX,
             request_timeout: Duration::MAX,
             client_timeout: Duration::MAX,
@@ -89,6 +95,8 @@ pub(crate) struct App {
     /// The API's names of the jobs that are in the engine.
     requests: Mutex<BTreeMap<JobId, String>>,
     draining: AtomicBool,
+    /// Room for bodies: a permit for each of [`BODY_PIECE`] bytes.
+    bodies: Arc<Semaphore>,
     /// A permit for each request that is read at once.
     pub(crate) readers: Arc<Semaphore>,
     /// The most bytes of text that a token covers, where that is known.
@@ -120,6 +128,9 @@ impl App {
             grammars,
             requests: Mutex::default(),
             draining: AtomicBool::new(false),
+            bodies: Arc::new(Semaphore::new(
+                pieces(settings.body_bytes.max(settings.max_body)) as usize
+            )),
             readers: Arc::new(Semaphore::new(available_parallelism().map_or(1, usize::from))),
             longest_token: card.tokenizer.as_ref().and_then(longest_token),
             started: now(),
@@ -188,6 +199,19 @@ impl App {
         (text.clone(), text.into_bytes())
     }
 
+    /// Room for a body of so many bytes, until what is returned is dropped.
+    ///
+    /// # Errors
+    /// Bodies that are being read have taken it.
+    pub(crate) fn room_for_body(&self, bytes: usize) -> Result<OwnedSemaphorePermit> {
+        let room = Arc::clone(&self.bodies).try_acquire_many_owned(pieces(bytes));
+        room.map_err(|_| {
+            ApiError::unavailable(
+                "the server reads as many bytes of bodies as it may (`--body-bytes`): come again",
+            )
+        })
+    }
+
     /// The names of the jobs that are in the engine.
     pub(crate) fn requests(&self) -> MutexGuard<'_, BTreeMap<JobId, String>> {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
@@ -202,6 +226,11 @@ impl App {
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
     }
+}
+
+/// Pieces of so many bytes.
+fn pieces(bytes: usize) -> u32 {
+    u32::try_from(bytes.div_ceil(BODY_PIECE)).unwrap_or(u32::MAX)
 }
 
 /// Seconds of Unix time.

@@ -56,6 +56,10 @@ pub struct Args {
     /// The largest body of a request
     #[arg(long, default_value = "16MiB", value_name = "SIZE", value_parser = some_bytes)]
     pub max_body: ByteSize,
+    /// Memory for bodies that are being read; beyond it, requests are refused. At least one of the
+    /// largest body fits
+    #[arg(long, default_value = "256MiB", value_name = "SIZE", value_parser = some_bytes)]
+    pub body_bytes: ByteSize,
     /// The most connections that are open at once; further clients wait
     #[arg(long, default_value_t = 16384, value_parser = positive)]
     pub max_connections: usize,
@@ -113,6 +117,10 @@ pub struct PolicyArgs {
     /// The budget of requests that name none: a share of the prompt (0.25) or tokens (512)
     #[arg(long, default_value = "0.25")]
     pub budget: Budget,
+    /// The least tokens that --budget leaves of a prompt where it is a share: shorter prompts are
+    /// kept whole. Under policies whose decode steps only append, such as snapkv; 0 for none
+    #[arg(long, default_value_t = 128, value_name = "TOKENS")]
+    pub least_budget: usize,
     /// A policy that requests may name, besides the default one; all by default, `none` for none.
     /// May be given several times
     #[arg(long, value_name = "NAME")]
@@ -136,8 +144,9 @@ pub struct EngineArgs {
     /// Memory for the caches of requests, such as 4GiB
     #[arg(long, default_value = "4GiB", value_name = "SIZE", value_parser = some_bytes)]
     pub cache_bytes: ByteSize,
-    /// Into how many equal parts this memory is divided: requests decode together under policies
-    /// whose steps only append (snapkv, full and most others), or under one other configuration
+    /// Into how many equal parts --cache-bytes is divided. A part serves one kind of requests at a
+    /// time. snapkv, full and most other policies are one kind; each configuration of h2o, longflow
+    /// and others that drop tokens while they decode is a kind of its own (docs/serving.md)
     #[arg(long, default_value_t = 2, value_parser = positive)]
     pub groups: usize,
     /// The share of the time that prompts may take while other requests decode, 0 to 0.95: more

@@ -1,6 +1,7 @@
 //! Errors as OpenAI's clients read them.
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use axum::http::{HeaderValue, StatusCode, header};
@@ -10,6 +11,15 @@ use kv_core::Error as CacheError;
 use kv_models::{JobError, ModelError};
 use serde::Serialize;
 use utoipa::ToSchema;
+
+/// The most bytes of a message, and of a field's name. Messages quote what a client sent, which may
+/// be as long as a body.
+const MOST_MESSAGE: usize = 4 << 10;
+const MOST_PARAM: usize = 256;
+
+/// How a system says that a file cannot grow.
+const DISK_FULL: [ErrorKind; 3] =
+    [ErrorKind::StorageFull, ErrorKind::QuotaExceeded, ErrorKind::FileTooLarge];
 
 /// Result of what answers requests.
 pub(crate) type Result<T, E = ApiError> = std::result::Result<T, E>;
@@ -51,7 +61,7 @@ pub struct ErrorObject {
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
-        let message = message.into();
+        let message = shortened(message.into(), MOST_MESSAGE);
         Self { status, kind, code: None, param: None, message, retry_after: None, is_final: false }
     }
 
@@ -116,6 +126,11 @@ impl ApiError {
         Self { retry_after: Some(5), ..error.code("unavailable") }
     }
 
+    /// Something that the server's disk has no room for.
+    fn disk_full(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INSUFFICIENT_STORAGE, "server_error", message).code("disk_full")
+    }
+
     /// A fault of the server.
     pub(crate) fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message).code("internal_error")
@@ -123,7 +138,7 @@ impl ApiError {
 
     /// The field that the error is about.
     pub(crate) fn about(self, param: impl Into<String>) -> Self {
-        Self { param: Some(param.into()), ..self }
+        Self { param: Some(shortened(param.into(), MOST_PARAM)), ..self }
     }
 
     fn code(self, code: &'static str) -> Self {
@@ -149,16 +164,18 @@ impl ApiError {
         &self.message
     }
 
+    /// A body of more than `max_body` bytes.
+    pub(crate) fn too_many_bytes(max_body: usize) -> Self {
+        let message = format!(
+            "the body is larger than the {max_body} bytes that the server takes (`--max-body`)"
+        );
+        Self::bad_request(message).status(StatusCode::PAYLOAD_TOO_LARGE).code("request_too_large")
+    }
+
     /// A body that could not be read, of at most `max_body` bytes.
     pub(crate) fn unread(rejection: &BytesRejection, max_body: usize) -> Self {
         match rejection.status() {
-            StatusCode::PAYLOAD_TOO_LARGE => {
-                let message = format!(
-                    "the body is larger than the {max_body} bytes that the server takes \
-                     (`--max-body`)"
-                );
-                Self::bad_request(message).status(rejection.status()).code("request_too_large")
-            }
+            StatusCode::PAYLOAD_TOO_LARGE => Self::too_many_bytes(max_body),
             _ => Self::bad_request(format!("the body could not be read: {rejection}")),
         }
     }
@@ -176,6 +193,16 @@ impl ApiError {
     }
 }
 
+/// A text of at most `most` bytes, and how many bytes it had.
+fn shortened(mut text: String, most: usize) -> String {
+    let bytes = text.len();
+    if bytes > most {
+        text.truncate(text.floor_char_boundary(most));
+        text.push_str(&format!(" … ({bytes} bytes)"));
+    }
+    text
+}
+
 impl fmt::Display for ApiError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
@@ -186,6 +213,9 @@ impl std::error::Error for ApiError {}
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
+        if self.status.is_server_error() && self.status != StatusCode::SERVICE_UNAVAILABLE {
+            tracing::error!("{self}");
+        }
         let mut response = (self.status, Json(self.body())).into_response();
         let headers = response.headers_mut();
         if self.is_final {
@@ -253,6 +283,12 @@ impl From<ModelError> for ApiError {
             }
             ModelError::ChatTemplate { .. } | ModelError::MissingChatTemplate { .. } => {
                 Self::invalid("messages", message)
+            }
+            ModelError::Cache(CacheError::Io { source, .. })
+                if DISK_FULL.contains(&source.kind()) =>
+            {
+                tracing::error!("{message}");
+                Self::disk_full("the server's disk is full: its operator must free some of it")
             }
             ModelError::Cache(CacheError::Io { .. }) => Self::internal(message),
             // What a request's policy cannot do with its prompt, or with this model.

@@ -138,11 +138,10 @@ impl Generation {
             }
             Update::Ended(ended) => self.ended(choice, &ended)?,
             Update::Failed(error) => {
-                let reason = error.to_string();
                 let error = ApiError::from(error);
                 match error.is_fault() {
-                    true => tracing::warn!("{}: {reason}", self.id),
-                    false => tracing::info!("{}: {reason}", self.id),
+                    true => tracing::warn!("{}: {error}", self.id),
+                    false => tracing::info!("{}: {error}", self.id),
                 }
                 return Err(error);
             }

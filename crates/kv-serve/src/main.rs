@@ -32,7 +32,8 @@ fn main() -> ExitCode {
     let filter = match EnvFilter::try_new(&args.log) {
         Ok(filter) => filter,
         Err(error) => {
-            eprintln!("error: --log: {error}");
+            let log = &args.log;
+            eprintln!("error: --log {log}: {error}; `info` or `kv_serve=debug,warn`, for example");
             return ExitCode::FAILURE;
         }
     };
@@ -45,8 +46,17 @@ fn main() -> ExitCode {
     match served(&args) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", causes(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// An error and its causes, without those that the error quotes itself.
+fn causes(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |told, cause| match cause.to_string() {
+        cause if told.contains(&cause) => told,
+        cause if told.is_empty() => cause,
+        cause => format!("{told}: {cause}"),
+    })
 }

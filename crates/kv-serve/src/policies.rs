@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use kv_core::Budget;
-use kv_policies::{POLICIES, Policy, PolicyError, build, build_named, with_budget};
+use kv_policies::{
+    Composition, Entry, POLICIES, Policy, PolicyError, build, build_named, with_budget,
+};
 use serde_json::{Map, Value, json};
 
 use crate::error::{ApiError, Result};
@@ -20,9 +22,12 @@ const UNKNOWN: [&str; 2] = ["unknown field `", "unknown parameter `"];
 /// The operator's default policy, and those that requests may name instead.
 #[derive(Debug, Clone)]
 pub struct Policies {
-    /// The default policy's configuration, with a budget.
+    /// The default policy's configuration, as the operator gave it.
     default: Value,
     budget: Budget,
+    /// The least tokens that a budget of the operator's leaves, under policies whose steps only
+    /// append.
+    least: usize,
     allowed: Vec<String>,
     /// The most of a prompt that requests may keep by policies and budgets of their own.
     most: Option<Budget>,
@@ -30,7 +35,8 @@ pub struct Policies {
 
 impl Policies {
     /// A default policy, by name or as a JSON object, with its default budget; `allowed` are the
-    /// names that requests may choose: all where it is empty, none but the default's for `none`.
+    /// names that requests may choose: all where it is empty, none but the default's for `none`. All
+    /// are those that need no file of the server.
     ///
     /// # Errors
     /// A policy that cannot be built, and a name that is no policy.
@@ -39,10 +45,13 @@ impl Policies {
             Ok(config @ Value::Object(_)) => config,
             _ => json!({ "policy": policy }),
         };
-        let default = with_budget(&config, budget);
-        let own = build(&default)?.name().to_string();
+        let own = build(&with_budget(&config, budget))?.name().to_string();
+        let needs_file = |entry: &Entry| entry.required.iter().any(|key| FILES.contains(key));
         let mut names: Vec<String> = match allowed {
-            [] => POLICIES.iter().map(|entry| entry.name.into()).collect(),
+            [] => {
+                let open = POLICIES.iter().filter(|entry| !needs_file(entry));
+                open.map(|entry| entry.name.into()).collect()
+            }
             [none] if none == "none" => Vec::new(),
             names => names.to_vec(),
         };
@@ -53,7 +62,14 @@ impl Policies {
         if !names.contains(&own) {
             names.push(own);
         }
-        Ok(Self { default, budget, allowed: names, most: None })
+        Ok(Self { default: config, budget, least: 0, allowed: names, most: None })
+    }
+
+    /// Where the operator's budget is a share, it leaves at least so many tokens of a prompt, so
+    /// that short prompts are kept whole. Only under policies whose decode steps append and do no
+    /// more: under others, each budget is a kind of requests of its own.
+    pub fn at_least(self, least: usize) -> Self {
+        Self { least, ..self }
     }
 
     /// Requests with a `kv` object of their own keep at most so much of their prompts, or what the
@@ -74,28 +90,50 @@ impl Policies {
         tokens: usize,
     ) -> Result<()> {
         let Some(most) = self.most.filter(|_| !kv.is_empty()) else { return Ok(()) };
-        // Where it is not known, the budget bounds it; without one it may be all.
-        let kept_by = |policy: &dyn Policy| match policy.least_kept(tokens) {
-            0 => policy.budget().map_or(tokens, |budget| budget.resolve(tokens)),
-            kept => kept,
+        let (kept, limit) = (kept_by(policy, tokens), most.resolve(tokens));
+        let by_default = || {
+            let policy = self.built(&self.default, tokens);
+            policy.map_or(0, |policy| kept_by(&*policy, tokens))
         };
-        let (kept, limit) = (kept_by(policy), most.resolve(tokens));
-        let by_default = || build(&self.default).map_or(0, |policy| kept_by(&*policy));
         if kept <= limit || kept <= by_default() {
             return Ok(());
         }
         let message = format!(
             "`{}` may keep {kept} of {tokens} tokens; this server lets requests keep {limit} of \
-             them (`--most-kept {most}`)",
-            policy.name()
+             them (`--most-kept {}`)",
+            policy.name(),
+            f64::from(most)
         );
-        let param = if kv.contains_key("budget") { "kv.budget" } else { "kv.policy" };
+        // A smaller budget helps no policy that keeps everything.
+        let by_budget = policy.budget().is_some_and(|budget| budget.resolve(tokens) == kept);
+        let param = match by_budget && kv.contains_key("budget") {
+            true => "kv.budget",
+            false => "kv.policy",
+        };
         Err(ApiError::invalid(param, message))
     }
 
     /// The default policy's configuration.
-    pub(crate) fn default_config(&self) -> &Value {
-        &self.default
+    pub(crate) fn default_config(&self) -> Value {
+        with_budget(&self.default, self.budget)
+    }
+
+    /// The least tokens that the default budget leaves of a prompt.
+    pub(crate) fn least(&self) -> usize {
+        self.least
+    }
+
+    /// A policy of a configuration, for a prompt of so many tokens.
+    fn built(&self, config: &Value, tokens: usize) -> kv_policies::Result<Arc<dyn Policy>> {
+        let policy = build(&with_budget(config, self.budget))?;
+        let capabilities = policy.capabilities();
+        let appends = !capabilities.changes_decode && !capabilities.renumbers;
+        match self.budget {
+            Budget::Ratio(_) if appends && self.budget.resolve(tokens) < self.least => {
+                build(&with_budget(config, Budget::Tokens(self.least)))
+            }
+            _ => Ok(policy),
+        }
     }
 
     /// The names that requests may choose.
@@ -103,13 +141,14 @@ impl Policies {
         &self.allowed
     }
 
-    /// The policy of a request: its `kv` object without `context`.
+    /// The policy of a request whose prompt has so many tokens, by its `kv` object without
+    /// `context`.
     ///
     /// # Errors
     /// What is wrong, about the field of `kv`.
-    pub(crate) fn choose(&self, kv: &Map<String, Value>) -> Result<Arc<dyn Policy>> {
+    pub(crate) fn choose(&self, kv: &Map<String, Value>, tokens: usize) -> Result<Arc<dyn Policy>> {
         self.check("kv", kv)?;
-        let mut config = match kv.get("policy") {
+        let config = match kv.get("policy") {
             Some(_) => Value::Object(kv.clone()),
             None => {
                 let mut config = self.default.clone();
@@ -119,8 +158,7 @@ impl Policies {
                 config
             }
         };
-        config = with_budget(&config, self.budget);
-        build(&config).map_err(|error| {
+        self.built(&config, tokens).map_err(|error| {
             let unknown = match &error {
                 PolicyError::InvalidConfig { policy, reason } => {
                     self.unknown_option(&config, policy, reason)
@@ -212,11 +250,25 @@ impl Policies {
     }
 }
 
-/// The path of the first option whose name or value an error quotes.
+/// The most of a prompt of `tokens` tokens that a head may keep. Where a policy does not say, its
+/// budget bounds it; without a budget it may be all. Of two policies in one, either may keep its
+/// part for as long as the sequence lasts.
+fn kept_by(policy: &dyn Policy, tokens: usize) -> usize {
+    if let Composition::Combined { prefill, decode } = policy.composition() {
+        return kept_by(prefill, tokens).max(kept_by(decode, tokens));
+    }
+    match policy.least_kept(tokens) {
+        0 => policy.budget().map_or(tokens, |budget| budget.resolve(tokens)),
+        kept => kept,
+    }
+}
+
+/// The path of the first option whose name or value an error quotes, or of the one that is missing.
 fn wrong_field(config: &Value, message: &str) -> String {
-    let quoted = message.split('`').skip(1).step_by(2);
-    let found = quoted.into_iter().find_map(|quoted| quoted_in("kv", config, quoted));
-    found.unwrap_or_else(|| "kv".into())
+    let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
+    let found = quoted.iter().find_map(|quoted| quoted_in("kv", config, quoted));
+    let missing = quoted.last().filter(|_| message.contains("missing"));
+    found.or_else(|| Some(format!("kv.{}", missing?))).unwrap_or_else(|| "kv".into())
 }
 
 /// The path of an option with this name or value, within a configuration. Names of known policies
@@ -251,7 +303,7 @@ mod tests {
     }
 
     fn chosen(policies: &Policies, kv: Value) -> Result<Value, String> {
-        let chosen = policies.choose(kv.as_object().unwrap());
+        let chosen = policies.choose(kv.as_object().unwrap(), 4096);
         chosen.map(|policy| policy.config()).map_err(|error| format!("{:?}", error.body().error))
     }
 
@@ -264,6 +316,41 @@ mod tests {
         let other = chosen(&all, json!({"policy": "h2o"})).unwrap();
         assert_eq!((&other["policy"], &other["budget"]), (&json!("h2o"), &json!(0.25)));
         assert_eq!(chosen(&all, json!({"policy": "full"})).unwrap()["policy"], "full");
+    }
+
+    #[test]
+    fn short_prompts_are_kept_whole() {
+        let config = |policies: &Policies, kv: Value, tokens| {
+            policies.choose(kv.as_object().unwrap(), tokens).unwrap().config()["budget"].clone()
+        };
+        let all = policies(&[]).at_least(128);
+        assert_eq!(config(&all, json!({}), 100), 128);
+        assert_eq!(config(&all, json!({}), 512), 0.25);
+        assert_eq!(config(&all, json!({"policy": "knorm"}), 100), 128);
+        // A budget of the request's own stands, and each one of `h2o` is a kind of its own.
+        assert_eq!(config(&all, json!({"budget": 0.25}), 100), 0.25);
+        assert_eq!(config(&all, json!({"policy": "h2o"}), 100), 0.25);
+        assert_eq!(all.default_config()["budget"], 0.25);
+    }
+
+    #[test]
+    fn what_may_be_kept_is_bounded() {
+        let half = policies(&[]).at_most(Some(Budget::Ratio(0.5)));
+        let param = |kv: Value| {
+            let kv = kv.as_object().unwrap();
+            let policy = half.choose(kv, 200).unwrap();
+            half.check_kept(kv, &*policy, 200).err().and_then(|error| error.body().error.param)
+        };
+        assert_eq!(param(json!({"policy": "snapkv", "budget": 0.5})), None);
+        assert_eq!(param(json!({"policy": "snapkv", "budget": 0.6})).as_deref(), Some("kv.budget"));
+        for kept in [
+            json!({"policy": "full", "budget": 0.1}),
+            json!({"policy": "quest", "budget": 0.1}),
+            json!({"policy": "combine", "prefill": "full", "decode": {"policy": "h2o", "budget": 9}}),
+            json!({"policy": "combine", "prefill": {"policy": "h2o", "budget": 9}, "decode": "full"}),
+        ] {
+            assert_eq!(param(kept.clone()).as_deref(), Some("kv.policy"), "{kept}");
+        }
     }
 
     #[test]
@@ -289,7 +376,10 @@ mod tests {
                     "decode": "h2o"}),
                 "kv.prefill.budget",
             ),
+            (json!({"policy": "combine", "prefill": 3, "decode": "h2o"}), "kv.prefill"),
+            (json!({"policy": "combine", "prefill": "snapkv"}), "kv.decode"),
             (json!({"policy": "duo-attention", "alpha": "/etc/passwd"}), "kv.alpha"),
+            (json!({"policy": "x".repeat(20_000_000)}), "20000"),
         ] {
             let error = chosen(&all, kv.clone()).unwrap_err();
             assert!(error.contains(part), "{kv}: {error}");

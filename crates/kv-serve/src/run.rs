@@ -84,6 +84,7 @@ pub fn settings(args: &Args) -> Result<Settings> {
         max_tokens: args.max_tokens,
         max_choices: args.max_choices,
         max_body: usize::try_from(args.max_body.as_u64()).context("--max-body")?,
+        body_bytes: usize::try_from(args.body_bytes.as_u64()).context("--body-bytes")?,
         max_connections: room_for(args.max_connections),
         request_timeout: args.request_timeout,
         client_timeout: args.client_timeout,
@@ -141,7 +142,7 @@ impl PolicyArgs {
     pub fn policies(&self) -> Result<Policies> {
         let policies = Policies::new(&self.policy, self.budget, &self.allow_policy)
             .context("--policy, --budget or --allow-policy")?;
-        Ok(policies.at_most(self.most_kept))
+        Ok(policies.at_least(self.least_budget).at_most(self.most_kept))
     }
 }
 
@@ -151,7 +152,7 @@ impl ModelArgs {
     /// # Errors
     /// A file that cannot be read, and a template that does not parse.
     pub fn template(&self) -> Result<Option<ChatTemplate>> {
-        self.chat_template.as_deref().map(template).transpose()
+        self.chat_template.as_deref().map(template).transpose().context("--chat-template")
     }
 }
 
@@ -169,7 +170,8 @@ fn loader(
         true => args.device.of_process(ranks.local()),
         false => args.device,
     };
-    let tokenizer = args.tokenizer.as_ref().map(Tokenizer::from_file).transpose()?;
+    let tokenizer = args.tokenizer.as_ref().map(Tokenizer::from_file).transpose();
+    let tokenizer = tokenizer.context("--tokenizer")?;
     Ok(move || {
         let device = select_device(device)?;
         let collective = ranks.collective(&device)?;

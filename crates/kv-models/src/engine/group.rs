@@ -56,7 +56,10 @@ impl<'a> Group<'a> {
         let own = bytes_of(session.cache());
         let policy = session.policy().name().to_string();
         let too_large = |needed, row| {
-            let fits = "give a smaller budget or fewer tokens".to_string();
+            let fits =
+                "give fewer tokens or a smaller budget, or a policy whose steps only append, \
+                        such as `snapkv`"
+                    .to_string();
             Err(Box::new((JobError::TooLarge { policy, needed, limit: part, fits }, row)))
         };
         let group = if session.appends_only() {

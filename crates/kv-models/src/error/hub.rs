@@ -6,8 +6,11 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HubError {
-    /// The name is neither a local folder nor a hub id.
-    #[error("`{model}` is neither an existing folder nor a hub id of the form `organisation/name`")]
+    /// The name is no local folder, no GGUF file and no hub id.
+    #[error(
+        "`{model}` is no existing folder, no GGUF file (`.gguf`) and no hub id \
+         (`organisation/name`)"
+    )]
     UnknownModel {
         /// The name asked for.
         model: String,

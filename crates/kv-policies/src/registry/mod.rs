@@ -279,8 +279,7 @@ pub fn leaves_budget_open(config: &Value) -> bool {
         true => PARTS
             .iter()
             .map(|part| &config[part])
-            .filter(|part| part.is_object())
-            .any(leaves_budget_open),
+            .any(|part| part.is_string() || part.is_object() && leaves_budget_open(part)),
         false => config.get("budget").is_none(),
     }
 }
@@ -290,9 +289,12 @@ pub fn with_budget(config: &Value, budget: Budget) -> Value {
     let mut config = config.clone();
     if config["policy"] == COMBINE {
         for part in PARTS {
-            if config[part].is_object() {
-                config[part] = with_budget(&config[part], budget);
-            }
+            let Some(own) = config.get_mut(part) else { continue };
+            *own = match own.take() {
+                Value::String(name) => serde_json::json!({ "policy": name, "budget": budget }),
+                part @ Value::Object(_) => with_budget(&part, budget),
+                other => other,
+            };
         }
     } else if let Some(map) = config.as_object_mut() {
         map.entry("budget").or_insert_with(|| serde_json::json!(budget));
@@ -312,6 +314,8 @@ fn unknown(name: &str) -> PolicyError {
     let names = POLICIES.iter().map(|entry| entry.name);
     let nearest = names
         .clone()
+        // Lengths first: a distance takes time by the product of both lengths.
+        .filter(|known| known.len().abs_diff(name.len()) <= known.len() / 2)
         .map(|known| (strsim::damerau_levenshtein(name, known), known))
         .min()
         .filter(|(distance, known)| *distance <= known.len() / 2);

@@ -2,6 +2,9 @@
 
 /** What an error's body says, or the status. */
 async function failure(response) {
+  if (response.status === 401) {
+    return "This server wants an API key: write it into the field API key, below the message.";
+  }
   try {
     return (await response.json()).error.message;
   } catch {

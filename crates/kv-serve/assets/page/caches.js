@@ -60,15 +60,20 @@ export function leave(job) {
 
 /** Asks the server again and again. */
 export async function watch() {
+  // The key that the server has refused.
+  let refused = null;
   for (;;) {
+    const key = find("#key").value;
     try {
       // Nobody looks at a page behind others.
-      if (!document.hidden) {
+      if (!document.hidden && key !== refused) {
         show(await get("/v1/kv/requests"));
         await glance();
+        refused = null;
       }
     } catch (error) {
-      find("#load").textContent = error.message;
+      find("#load").textContent = error.status === 401 ? "" : error.message;
+      if (error.status === 401) refused = key;
     }
     await new Promise((done) => setTimeout(done, POLL));
   }
@@ -84,7 +89,8 @@ function show(live) {
     `${live.waiting} waiting · ${live.prefilling} in prefill · ` +
     `${live.running} of ${live.rows} decoding · ${rate.toFixed(0)} tokens/s`;
   bar(find("#total"), live.kv_bytes, live.kv_bytes_limit);
-  find("#total-text").textContent = `${bytes(live.kv_bytes)} of ${bytes(live.kv_bytes_limit)}`;
+  find("#total-text").textContent =
+    `${bytes(live.kv_bytes)} of ${bytes(live.kv_bytes_limit)} are reserved`;
   const list = find("#requests");
   list.replaceChildren(...live.requests.map(item));
   if (live.requests.length === 0) {

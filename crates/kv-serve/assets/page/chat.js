@@ -27,7 +27,9 @@ function cache() {
   const budget = find("#budget").value.trim();
   const policy = find("#policy").value || undefined;
   if (budget === "") return { policy };
-  if (!/^(\d+|\d*\.\d+)$/.test(budget)) throw new Error(`${budget} is no budget`);
+  if (!/^(\d+|\d*\.\d+)$/.test(budget)) {
+    throw new Error(`${budget} is no budget: write a share, as 0.25, or a number of tokens, as 512`);
+  }
   // JavaScript writes 1.0 as 1, which is one token; all tokens are what `full` keeps.
   if (Number(budget) === 1 && budget.includes(".")) return { policy: "full" };
   return { policy, budget: Number(budget) };
@@ -113,6 +115,8 @@ async function submit(event) {
   prompt.focus();
 }
 
+/** Whether the model is the embedded one. */
+let isEmbedded = false;
 /** What a sample has changed, until a new chat. */
 let before = null;
 
@@ -125,9 +129,11 @@ function sample() {
     `${sentence.repeat(12)}\nQuestion: What is the secret number of the clever fiddle?\nAnswer: `;
   const [most, policy] = [find("#most"), find("#policy")];
   before ??= { most: most.value, policy: policy.value };
-  most.value = 5;
+  // The embedded model says the number alone; others make a sentence of it.
+  most.value = isEmbedded ? 5 : 32;
   // KeyDiff keeps keys that differ from the others, such as a number's in a story that repeats.
   if ([...policy.options].some((option) => option.value === "keydiff")) policy.value = "keydiff";
+  explain();
 }
 
 /** Undoes what the sample has set. */
@@ -135,10 +141,17 @@ function restore() {
   if (before === null) return;
   find("#most").value = before.most;
   find("#policy").value = before.policy;
+  explain();
   before = null;
 }
 
+/** Says what the chosen policy does. */
+function explain() {
+  find("#policy-text").textContent = find("#policy").selectedOptions[0]?.title ?? "";
+}
+
 async function begin() {
+  find("#policy").addEventListener("change", explain);
   find("#form").addEventListener("submit", submit);
   find("#prompt").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
@@ -167,6 +180,7 @@ async function describe() {
     const most = find("#most");
     most.max = limit;
     most.value = Math.min(Number(most.value), limit);
+    isEmbedded = health.model === "needle-1m";
     find("#model").textContent = `${health.model} on ${health.device}, ${positions} positions`;
     const options = known.policies.filter((policy) => policy.required.length === 0);
     const own = new Option(`server's (${known.default.policy})`, "");
@@ -176,6 +190,7 @@ async function describe() {
       option.title = policy.summary;
       return option;
     }));
+    explain();
   } catch (error) {
     find("#model").textContent = error.message;
   }

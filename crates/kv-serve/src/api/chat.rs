@@ -28,16 +28,15 @@ use crate::sse::Chunks;
     tag = "OpenAI",
     request_body = ChatRequest,
     responses(
-        (status = 200, body = ChatCompletion, description =
-            "The answer; with `stream`, events of `ChatChunk` and `[DONE]`"),
+        (status = 200, content(
+            (ChatCompletion = "application/json"),
+            (ChatChunk = "text/event-stream"),
+        ), description = "The answer; with `stream`, events of `ChatChunk` and `[DONE]`"),
         (status = "4XX", body = ErrorBody, description = "What is wrong with the request"),
         (status = "5XX", body = ErrorBody, description = "The server cannot answer"),
     )
 )]
-pub(crate) async fn create(
-    State(app): State<Arc<App>>,
-    Object(object): Object,
-) -> Result<Response> {
+pub(crate) async fn create(State(app): State<Arc<App>>, object: Object) -> Result<Response> {
     generate::answer::<Answer>(app, object).await
 }
 

@@ -87,20 +87,24 @@ impl From<ContextInfo> for Context {
         (status = "5XX", body = ErrorBody)))]
 pub(crate) async fn create(
     State(app): State<Arc<App>>,
-    Object(object): Object,
+    Object { fields, room }: Object,
 ) -> Result<(StatusCode, Json<Context>)> {
     if app.is_draining() {
         return Err(ApiError::unavailable("the server is shutting down"));
     }
-    let new: NewContext = fields::parse(object)?;
-    let kv = new.kv.unwrap_or_default();
-    let policy = app.settings.policies.choose(&kv)?;
-    let (own, text) = (Arc::clone(&app), (new.text, new.tokens));
-    let begun = Instant::now();
-    let tokens = reading(&app, begun, move || tokens_of(&own, text)).await?;
-    app.settings.policies.check_kept(&kv, &*policy, tokens.len())?;
+    let (own, begun) = (Arc::clone(&app), Instant::now());
+    let prepare = move || {
+        let _room = room;
+        let new: NewContext = fields::parse(fields)?;
+        let tokens = tokens_of(&own, (new.text, new.tokens))?;
+        let (policies, kv) = (&own.settings.policies, new.kv.unwrap_or_default());
+        let policy = policies.choose(&kv, tokens.len())?;
+        policies.check_kept(&kv, &*policy, tokens.len())?;
+        Ok((new.name, tokens, policy))
+    };
+    let (name, tokens, policy) = reading(&app, begun, prepare).await?;
     let left = app.settings.request_timeout.saturating_sub(begun.elapsed());
-    let compress = move || Ok(app.engine.compress_within(&new.name, tokens, policy, left)?);
+    let compress = move || Ok(app.engine.compress_within(&name, tokens, policy, left)?);
     let info = blocking(compress).await?;
     Ok((StatusCode::CREATED, Json(info.into())))
 }

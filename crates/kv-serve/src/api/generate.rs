@@ -14,6 +14,7 @@ use crate::error::Result;
 use crate::generation::Generation;
 use crate::protocol::answer::Usage;
 use crate::protocol::common::Prepared;
+use crate::protocol::fields::Object;
 use crate::sse::{self, Chunks};
 
 /// What all bodies of an answer begin with.
@@ -61,11 +62,15 @@ pub(crate) trait Answers: Chunks + Sized {
 /// What is wrong with the request, and what happens to its jobs before the answer begins.
 pub(crate) async fn answer<A: Answers>(
     app: Arc<App>,
-    object: Map<String, Value>,
+    Object { fields, room }: Object,
 ) -> Result<Response> {
     let begun = Instant::now();
     let own = Arc::clone(&app);
-    let (prepared, more) = reading(&app, begun, move || A::prepare(&own, object)).await?;
+    let prepare = move || {
+        let _room = room;
+        A::prepare(&own, fields)
+    };
+    let (prepared, more) = reading(&app, begun, prepare).await?;
     let id = format!("{}-{:016x}", A::PREFIX, rand::random::<u64>());
     let (created, model) = (now(), app.name.clone());
     let head = Head { app: Arc::clone(&app), id: id.clone(), created, model };

@@ -23,7 +23,7 @@ pub(crate) struct ModelInfo {
     owned_by: &'static str,
     /// Positions of the model.
     max_model_len: usize,
-    /// The most new tokens of a request.
+    /// The most new tokens of a request, behind a prompt of one token.
     max_tokens: usize,
 }
 
@@ -41,6 +41,9 @@ pub(crate) struct PolicyList {
     /// The configuration of requests that name none.
     #[schema(value_type = Object)]
     default: Value,
+    /// Where its budget is a share, and decode steps of the policy only append: the least tokens
+    /// that the budget leaves of a prompt.
+    least_budget: usize,
     policies: Vec<PolicyInfo>,
 }
 
@@ -61,7 +64,7 @@ fn info(app: &App) -> ModelInfo {
         created: app.started,
         owned_by: "burn-kv",
         max_model_len: app.positions(),
-        max_tokens: app.settings.max_tokens,
+        max_tokens: app.settings.max_tokens.min(app.positions().saturating_sub(1)),
     }
 }
 
@@ -87,13 +90,14 @@ pub(crate) async fn one(State(app): State<Arc<App>>, Named(id): Named) -> Result
 #[utoipa::path(get, path = "/v1/kv/policies", tag = "caches",
     responses((status = 200, body = PolicyList), (status = "4XX", body = ErrorBody)))]
 pub(crate) async fn policies(State(app): State<Arc<App>>) -> Json<PolicyList> {
-    let policies = &app.settings.policies;
-    let known = policies.allowed().iter().filter_map(|name| kv_policies::entry(name));
+    let own = &app.settings.policies;
+    let known = own.allowed().iter().filter_map(|name| kv_policies::entry(name));
     let policies = known.map(|entry| PolicyInfo {
         name: entry.name.into(),
         summary: entry.summary,
         required: entry.required,
     });
     let policies = policies.collect();
-    Json(PolicyList { default: app.settings.policies.default_config().clone(), policies })
+    let (default, least_budget) = (own.default_config(), own.least());
+    Json(PolicyList { default, least_budget, policies })
 }

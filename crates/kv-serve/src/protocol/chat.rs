@@ -61,7 +61,7 @@ pub(crate) struct ChatMessage {
     /// Who speaks.
     role: Role,
     /// What is said: a text, or parts of the type `text`.
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<Content>)]
     content: Option<Value>,
     /// The speaker's name, for templates that look at it.
     name: Option<String>,
@@ -71,6 +71,28 @@ pub(crate) struct ChatMessage {
     tool_call_id: Option<String>,
     /// What the model said instead of an answer.
     refusal: Option<String>,
+}
+
+/// What a message says.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "it stands in the API's document alone: `text` reads it")]
+pub(crate) enum Content {
+    /// A text.
+    Text(String),
+    /// Parts of a text.
+    Parts(Vec<ContentPart>),
+}
+
+/// A part of a text.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it stands in the API's document alone: `text` reads it")]
+pub(crate) struct ContentPart {
+    /// `text`.
+    #[serde(rename = "type")]
+    kind: String,
+    /// The text.
+    text: String,
 }
 
 /// Who speaks.
@@ -133,19 +155,19 @@ pub(crate) fn prepare(
         None => "max_tokens",
     };
     let tools = own.tools(app)?;
-    let forced = match (&tools, &own.tool_choice) {
-        (Some(tools), Some(choice)) => tools.forced(choice)?,
-        _ => None,
+    let calls = match &tools {
+        Some(tools) => tools.grammar(own.tool_choice.as_ref())?,
+        None => None,
     };
     let mut grammar =
         grammar::compile(app, own.response_format.as_ref(), common.structured_outputs.as_ref())?;
-    if let Some(forced) = forced {
+    if let Some(calls) = calls {
         if grammar.is_some() {
-            let message = "`tool_choice` forces a call, which cannot follow `response_format` or \
-                           `structured_outputs` too";
+            let message = "calls that `tool_choice` forces, or whose tool is `strict`, cannot \
+                           follow `response_format` or `structured_outputs` too";
             return Err(ApiError::invalid("tool_choice", message));
         }
-        grammar = Some(grammar::compile_one(app, "tools", &forced)?);
+        grammar = Some(grammar::compile_one(app, "tools", &calls)?);
     }
     let logprobs = match (own.logprobs.unwrap_or(false), own.top_logprobs) {
         (true, count) => Some(top_logprobs("top_logprobs", count.unwrap_or(0))?),
@@ -217,7 +239,11 @@ impl ChatFields {
         let messages: Vec<Value> = messages.collect::<Result<_>>()?;
         let tools = tools.map(Tools::values);
         let text = template.render_with_tools(&messages, tools.as_deref(), true)?;
-        app.encode("messages", &text, false)
+        let tokens = app.encode("messages", &text, false)?;
+        if tokens.is_empty() {
+            return Err(ApiError::invalid("messages", "the messages have no text"));
+        }
+        Ok(tokens)
     }
 }
 

@@ -17,6 +17,11 @@ const MOST_LOGPROBS: usize = 20;
 /// The most stop strings, and the most bytes of one.
 const MOST_STOPS: (usize, usize) = (16, 1024);
 
+/// The most bytes of a context's name.
+const LONGEST_NAME: usize = 64;
+/// The most characters of `user` in the log.
+const MOST_USER: usize = 128;
+
 /// The lowest temperature that is not 0, and the lowest share of probability.
 const COLDEST: f64 = 1e-5;
 
@@ -72,8 +77,21 @@ pub(crate) struct Common {
     /// Who asks; it is written to the log.
     pub(crate) user: Option<String>,
     /// The cache of this request: `policy`, `budget` and the policy's own options, or `context`.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<KvFields>)]
     pub(crate) kv: Option<Map<String, Value>>,
+}
+
+/// The cache of a request. Beside these, `policy` has options of its own.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it stands in the API's document alone: policies read their options")]
+pub(crate) struct KvFields {
+    /// One of the policies of `/v1/kv/policies`; by default the operator's.
+    policy: Option<String>,
+    /// What is kept of the prompt: a share, such as 0.25, or a number of tokens from 1 on.
+    #[schema(exclusive_minimum = 0)]
+    budget: Option<f64>,
+    /// The compressed context that the request continues, instead of all other fields.
+    context: Option<String>,
 }
 
 /// What a stream tells besides text.
@@ -135,6 +153,10 @@ impl Common {
         let Some(kv) = &self.kv else { return Ok(None) };
         match kv.get("context") {
             None | Some(Value::Null) => Ok(None),
+            Some(Value::String(name)) if name.len() > LONGEST_NAME => {
+                let message = format!("no context has a name of {} bytes", name.len());
+                Err(ApiError::not_found("context_not_found", message).about("kv.context"))
+            }
             Some(Value::String(name)) => match kv.keys().find(|key| *key != "context") {
                 None => Ok(Some(name)),
                 Some(other) => {
@@ -160,11 +182,12 @@ impl Common {
         // More choices than may wait would find the queue full whenever they came.
         let most = app.settings.max_choices.min(app.engine.options().queue);
         if choices == 0 || count > most {
+            let prompts = parts.prompts.len();
             let message = format!(
-                "`n` is {choices}, which makes {count} choices; from 1 to {most} are possible \
-                 (`--max-choices`, `--queue`)"
+                "{choices} choices of each of {prompts} prompts are {count}; from 1 to {most} are \
+                 possible (`--max-choices`, `--queue`)"
             );
-            return Err(ApiError::invalid("n", message));
+            return Err(ApiError::invalid(self.n.map_or(parts.param, |_| "n"), message));
         }
         if self.stream_options.is_some() && self.stream != Some(true) {
             let message = "`stream_options` needs `stream: true`";
@@ -173,13 +196,17 @@ impl Common {
         let context = self.context()?;
         let mut kv = self.kv.clone().unwrap_or_default();
         kv.retain(|key, value| key != "context" && !value.is_null());
-        let policy = app.settings.policies.choose(&kv)?;
         let (sampling, stop) = (self.sampling()?, self.stops()?);
-        tracing::debug!(user = self.user, prompts = parts.prompts.len(), choices, "a request");
+        if let Some(user) = &self.user {
+            let user: String = user.chars().take(MOST_USER).collect();
+            tracing::info!("a request of the user `{}`", user.escape_debug());
+        }
         let seed = self.seed.map_or_else(rand::random, |seed| seed as u64);
         let mut jobs = Vec::with_capacity(count);
         for tokens in &parts.prompts {
-            app.settings.policies.check_kept(&kv, &*policy, tokens.len())?;
+            let policies = &app.settings.policies;
+            let policy = policies.choose(&kv, tokens.len())?;
+            policies.check_kept(&kv, &*policy, tokens.len())?;
             // Behind a context, its own policy counts. One that is not there is the engine's to
             // refuse.
             let (before, room) = match context {
@@ -231,13 +258,14 @@ impl Common {
         match self.max_tokens {
             Some(0) => Err(ApiError::invalid(param, "at least one new token must be asked for")),
             Some(count) if count > most => {
+                let most = most.min(left);
                 let message = format!("{count} new tokens were asked for; the most is {most}");
                 Err(ApiError::invalid(param, message))
             }
             Some(count) if count > left => {
                 let message = format!(
                     "{tokens} and {count} new ones do not fit into the model's {positions} \
-                     positions"
+                     positions: ask for at most {left}"
                 );
                 Err(ApiError::too_long(param, message))
             }
@@ -253,7 +281,8 @@ impl Common {
         let top_k = match self.top_k {
             None | Some(-1 | 0) => None,
             Some(count) => Some(usize::try_from(count).map_err(|_| {
-                ApiError::invalid("top_k", "a number of tokens was expected, or -1 for all")
+                let message = format!("`top_k` is {count}, a number of tokens was expected, or -1");
+                ApiError::invalid("top_k", message)
             })?),
         };
         let temperature = self.temperature.unwrap_or(1.0);
@@ -285,9 +314,16 @@ impl Common {
             Some(Stop::Several(texts)) => texts.clone(),
         };
         let (most, bytes) = MOST_STOPS;
-        let too_long = |text: &String| text.is_empty() || text.len() > bytes;
-        if stops.len() > most || stops.iter().any(too_long) {
-            let message = format!("at most {most} texts of 1 to {bytes} bytes were expected");
+        if stops.len() > most {
+            let message = format!("{} texts were given, at most {most} were expected", stops.len());
+            return Err(ApiError::invalid("stop", message));
+        }
+        if let Some(index) = stops.iter().position(|text| !(1..=bytes).contains(&text.len())) {
+            let found = stops[index].len();
+            let message = format!(
+                "texts of 1 to {bytes} bytes were expected; number {} has {found}",
+                index + 1
+            );
             return Err(ApiError::invalid("stop", message));
         }
         Ok(stops)

@@ -95,6 +95,13 @@ pub(crate) fn prepare(
 
 impl Prompt {
     fn tokens(&self, app: &App, special: bool) -> Result<Vec<Vec<u32>>> {
+        // More prompts than choices are refused before their tokens are counted.
+        let (count, most) = (self.count(), app.settings.max_choices);
+        if count > most {
+            let message =
+                format!("{count} prompts were given; the most is {most} (`--max-choices`)");
+            return Err(ApiError::invalid("prompt", message));
+        }
         let encode = |text: &String| app.encode("prompt", text, special);
         let prompts: Vec<Vec<u32>> = match self {
             Self::Text(text) => vec![encode(text)?],
@@ -105,7 +112,22 @@ impl Prompt {
         if prompts.is_empty() || prompts.iter().any(Vec::is_empty) {
             return Err(ApiError::invalid("prompt", "the prompt is empty"));
         }
+        let vocabulary = app.engine.card().config.vocab_size;
+        let known = |token: u32| (token as usize) < vocabulary;
+        if let Some(token) = prompts.iter().flatten().find(|&&token| !known(token)) {
+            let message = format!("`{token}` is no token of the model's {vocabulary}");
+            return Err(ApiError::invalid("prompt", message));
+        }
         Ok(prompts)
+    }
+
+    /// Prompts.
+    fn count(&self) -> usize {
+        match self {
+            Self::Text(_) | Self::Tokens(_) => 1,
+            Self::Texts(texts) => texts.len(),
+            Self::TokenLists(lists) => lists.len(),
+        }
     }
 
     fn texts(&self, app: &App, tokens: &[Vec<u32>]) -> Result<Vec<String>> {

@@ -4,16 +4,21 @@ use std::sync::Arc;
 
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
-use axum::http::header::CONTENT_TYPE;
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use serde::de::DeserializeOwned;
 use serde_aux::serde_introspection::serde_introspect;
 use serde_json::{Map, Value};
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::app::App;
 use crate::error::{ApiError, Result};
 
 /// The object in a request's body.
-pub(crate) struct Object(pub(crate) Map<String, Value>);
+pub(crate) struct Object {
+    pub(crate) fields: Map<String, Value>,
+    /// What bodies may take of the server's memory. Kept until the fields are read.
+    pub(crate) room: OwnedSemaphorePermit,
+}
 
 impl FromRequest<Arc<App>> for Object {
     type Rejection = ApiError;
@@ -25,16 +30,21 @@ impl FromRequest<Arc<App>> for Object {
         if !kind.eq_ignore_ascii_case("application/json") {
             return Err(ApiError::not_json());
         }
-        let patience = app.settings.client_timeout;
+        let (most, patience) = (app.settings.max_body, app.settings.client_timeout);
+        let told = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+        let bytes = told.and_then(|length| length.parse().ok()).unwrap_or(most);
+        if bytes > most {
+            return Err(ApiError::too_many_bytes(most));
+        }
+        let room = app.room_for_body(bytes)?;
         let read = tokio::time::timeout(patience, Bytes::from_request(request, app)).await;
         let bytes = read.map_err(|_| {
             let patience = humantime::format_duration(patience);
             ApiError::timeout(format!("the request's body did not come within {patience}"))
         })?;
-        let bytes =
-            bytes.map_err(|rejection| ApiError::unread(&rejection, app.settings.max_body))?;
+        let bytes = bytes.map_err(|rejection| ApiError::unread(&rejection, most))?;
         match serde_json::from_slice(&bytes) {
-            Ok(Value::Object(object)) => Ok(Self(given(object))),
+            Ok(Value::Object(object)) => Ok(Self { fields: given(object), room }),
             Ok(_) => Err(ApiError::bad_request("the body must be a JSON object")),
             Err(error) => Err(ApiError::bad_request(format!("the body is not JSON: {error}"))),
         }

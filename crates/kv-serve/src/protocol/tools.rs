@@ -47,10 +47,9 @@ pub(crate) struct Function {
     /// The JSON schema of its arguments.
     #[schema(value_type = Option<Object>)]
     pub(crate) parameters: Option<Map<String, Value>>,
-    /// Forced calls always follow the schema.
+    /// Whether calls follow the schema. Forced calls always do.
     #[serde(skip_serializing)]
-    #[serde(rename = "strict")]
-    pub(crate) _strict: Option<bool>,
+    pub(crate) strict: Option<bool>,
 }
 
 /// Whether a tool is called, and which.
@@ -130,7 +129,8 @@ impl Tools {
     /// A template that takes no tools, and tools of one name.
     pub(crate) fn new(template: &ChatTemplate, tools: Vec<Tool>, parallel: bool) -> Result<Self> {
         if !template.takes_tools() {
-            let message = "the model's chat template takes no tools";
+            let message = "the model's chat template takes no tools: start the server with one \
+                           that does, by `--chat-template FILE`";
             return Err(ApiError::unsupported("tools", message));
         }
         for (index, tool) in tools.iter().enumerate() {
@@ -148,17 +148,18 @@ impl Tools {
         self.tools.iter().map(|tool| json!(tool)).collect()
     }
 
-    /// The grammar of a call that must be made; `None` where the model decides.
+    /// The grammar of a call that must be made, or of calls that may be made where one of them is
+    /// strict; `None` for any text.
     ///
     /// # Errors
     /// A name that no tool has.
-    pub(crate) fn forced(&self, choice: &ToolChoice) -> Result<Option<GrammarSource>> {
+    pub(crate) fn grammar(&self, choice: Option<&ToolChoice>) -> Result<Option<GrammarSource>> {
         let allowed: Vec<&Function> = match choice {
-            ToolChoice::Mode(ToolMode::Required) => {
+            Some(ToolChoice::Mode(ToolMode::Required)) => {
                 self.tools.iter().map(|tool| &tool.function).collect()
             }
-            ToolChoice::Mode(_) => return Ok(None),
-            ToolChoice::Named(named) => {
+            None | Some(ToolChoice::Mode(_)) => return Ok(self.strict()),
+            Some(ToolChoice::Named(named)) => {
                 let name = &named.function.name;
                 let tool = self.tools.iter().find(|tool| tool.function.name == *name);
                 let message = || format!("no tool is called `{name}`");
@@ -167,24 +168,7 @@ impl Tools {
                 vec![&tool.function]
             }
         };
-        let key = self.form.arguments();
-        let call = |function: &Function| {
-            // A function without parameters takes none.
-            let none =
-                || json!({"type": "object", "properties": {}, "additionalProperties": false});
-            let arguments = function.parameters.clone().map_or_else(none, Value::Object);
-            json!({
-                "type": "object",
-                "properties": {"name": {"const": function.name}, key: arguments},
-                "required": ["name", key],
-                "additionalProperties": false,
-            })
-        };
-        let mut calls: Vec<Value> = allowed.into_iter().map(call).collect();
-        let schema = match calls.len() {
-            1 => calls.remove(0),
-            _ => json!({ "anyOf": calls }),
-        };
+        let schema = any_of(allowed.into_iter().map(|function| self.schema(function)));
         Ok(Some(match self.form {
             Form::Bare => GrammarSource::Json(schema),
             Form::Tagged => GrammarSource::Lark(format!(
@@ -192,6 +176,43 @@ impl Tools {
                 with_little_space(schema)
             )),
         }))
+    }
+
+    /// The grammar of texts and of calls in any order, where a tool is strict. A lazy expression
+    /// ends with the first tag, so that a call must follow.
+    fn strict(&self) -> Option<GrammarSource> {
+        self.tools.iter().find(|tool| tool.function.strict == Some(true))?;
+        let schema = any_of(self.tools.iter().map(|Tool { function, .. }| {
+            let any = Map::from_iter([("type".into(), json!("object"))]);
+            match function.strict {
+                Some(true) => self.schema(function),
+                _ => self.schema(&Function { parameters: Some(any), ..function.clone() }),
+            }
+        }));
+        let rules = match self.form {
+            Form::Tagged => format!(
+                "start: (begin \"\\n\"? call \"\\n\"? \"{CLOSE}\")* REST?\n\
+                 begin[lazy]: /(.|\\n)*{OPEN}/\n\
+                 REST: /(.|\\n)+/\n"
+            ),
+            Form::Bare => "start: (REST | call ((\";\" | \",\")? \" \"? \"\\n\"? call)*)?\n\
+                           REST: /[ \\t\\r\\n]*[^ \\t\\r\\n{\\[<](.|\\n)*/\n"
+                .into(),
+        };
+        Some(GrammarSource::Lark(format!("{rules}call: %json {}\n", with_little_space(schema))))
+    }
+
+    /// The schema of a function's call. A function without parameters takes none.
+    fn schema(&self, function: &Function) -> Value {
+        let key = self.form.arguments();
+        let none = || json!({"type": "object", "properties": {}, "additionalProperties": false});
+        let arguments = function.parameters.clone().map_or_else(none, Value::Object);
+        json!({
+            "type": "object",
+            "properties": {"name": {"const": function.name}, key: arguments},
+            "required": ["name", key],
+            "additionalProperties": false,
+        })
     }
 
     /// Reads one text's calls.
@@ -268,6 +289,15 @@ impl ToolReader {
     }
 }
 
+/// A schema of values that follow one of several.
+fn any_of(schemas: impl Iterator<Item = Value>) -> Value {
+    let mut schemas: Vec<Value> = schemas.collect();
+    match schemas.len() {
+        1 => schemas.remove(0),
+        _ => json!({ "anyOf": schemas }),
+    }
+}
+
 /// Bytes at the end that may be the beginning of a tag.
 fn held(text: &str) -> usize {
     (1..OPEN.len()).rev().find(|&count| text.ends_with(&OPEN[..count])).unwrap_or(0)
@@ -298,7 +328,11 @@ fn bare(text: &str) -> Option<Vec<Value>> {
 
 #[cfg(test)]
 mod tests {
+    use kv_core::select_device;
+    use kv_models::{Engine, EngineOptions, LogitsShaper, Model, ModelCard};
+
     use super::*;
+    use crate::shapers::Grammars;
 
     fn tools(form: Form) -> Tools {
         let tool = |name: &str| Tool {
@@ -307,7 +341,7 @@ mod tests {
                 name: name.into(),
                 description: None,
                 parameters: None,
-                _strict: None,
+                strict: None,
             },
         };
         Tools { tools: vec![tool("add"), tool("sea")], form, parallel: true }
@@ -348,6 +382,57 @@ mod tests {
             (Form::Bare, ""),
         ] {
             assert_eq!(read(form, text), (text.to_string(), Vec::new()));
+        }
+    }
+
+    /// Whether tokens of a text are allowed one after the other, and the text may end then.
+    fn follows(card: &ModelCard, tools: &Tools, text: &str) -> bool {
+        let grammar = tools.grammar(None).unwrap().unwrap();
+        let mut grammar = Grammars::new(card).unwrap().compile(&grammar).unwrap();
+        let mut allows = |token: u32| {
+            let mut logits = vec![0.0; card.config.vocab_size];
+            grammar.shape(&mut logits).unwrap();
+            let allows = logits[token as usize] == 0.0;
+            if allows {
+                grammar.accept(token).unwrap();
+            }
+            allows
+        };
+        let tokens = card.tokenizer.as_ref().unwrap().encode(text, false).unwrap();
+        tokens.into_iter().all(&mut allows) && allows(card.config.eos_token_ids[0])
+    }
+
+    #[test]
+    fn calls_of_strict_tools_follow_their_schemas() {
+        let load = || Model::load("needle-1m", &select_device("cpu".parse()?)?, None);
+        let engine = Engine::start(load, EngineOptions::default()).unwrap();
+        let parameters = json!({"type": "object", "properties": {"a": {"enum": [1, 2]}},
+            "required": ["a"], "additionalProperties": false});
+        for form in [Form::Tagged, Form::Bare] {
+            let mut tools = tools(form);
+            assert!(tools.grammar(None).unwrap().is_none());
+            tools.tools[0].function.strict = Some(true);
+            tools.tools[0].function.parameters = parameters.as_object().cloned();
+            let key = form.arguments();
+            let call = |name: &str, arguments: &str| {
+                let call = format!("{{\"name\": \"{name}\", \"{key}\": {arguments}}}");
+                match form {
+                    Form::Tagged => format!("{OPEN}\n{call}\n{CLOSE}"),
+                    Form::Bare => call,
+                }
+            };
+            let good = call("add", "{\"a\": 1}");
+            let other = call("sea", "{\"b\": [3, {}]}");
+            for text in ["", "The sea: a < b.\nYes.", &good, &other, &format!("{good}\n{other}")] {
+                assert!(follows(engine.card(), &tools, text), "{form:?}: {text}");
+            }
+            if form == Form::Tagged {
+                assert!(follows(engine.card(), &tools, &format!("So: {good}, so.")));
+            }
+            for (name, arguments) in [("add", "{\"a\": 3}"), ("add", "{}"), ("sand", "{}")] {
+                let text = call(name, arguments);
+                assert!(!follows(engine.card(), &tools, &text), "{form:?}: {text}");
+            }
         }
     }
 

@@ -9,8 +9,8 @@ use kv_serve::{Settings, router};
 use serde_json::{Value, json};
 
 use super::support::{
-    CHAT, TEXT, bad, body, chat, engine, error_of, get, idle, json_of, request, server, settings,
-    shared, text,
+    CHAT, TEXT, bad, body, chat, engine, error_of, get, idle, json_of, post, request, server,
+    settings, shared, text,
 };
 use tower::ServiceExt;
 
@@ -209,6 +209,62 @@ async fn texts_whose_bytes_show_that_they_do_not_fit_are_refused_at_once() {
         );
         let message = error["message"].as_str().unwrap();
         assert!(message.contains("bytes") && message.contains("2048 positions"), "{message}");
+        assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    }
+}
+
+/// A request that announces a body of so many bytes, and sends none of them.
+fn announced(bytes: u64) -> Request<Body> {
+    let builder = Request::builder().method(Method::POST).uri(CHAT);
+    let builder = builder.header("content-type", "application/json");
+    let never = futures_util::stream::pending::<Result<&'static str, std::io::Error>>();
+    builder.header("content-length", bytes).body(Body::from_stream(never)).unwrap()
+}
+
+#[tokio::test]
+async fn bodies_take_no_more_memory_than_they_may() {
+    let most = 1 << 20;
+    let settings = Settings { max_body: most, body_bytes: most, ..settings() };
+    let server = router(shared(), settings);
+    let (status, answer) = json_of(&server, announced(most as u64 + 1)).await;
+    assert_eq!((status.as_u16(), &error_of(&answer)["code"]), (413, &json!("request_too_large")));
+    let slow = tokio::spawn(server.clone().oneshot(announced(most as u64)));
+    let full = async || status_of(&server).await == 503;
+    while !full().await {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    slow.abort();
+    while full().await {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// The status of a good request's answer.
+async fn status_of(server: &axum::Router) -> u16 {
+    let (status, answer) = post(server, CHAT, chat("x", json!({"max_tokens": 1}))).await;
+    if status.as_u16() != 200 {
+        assert_eq!(error_of(&answer)["code"], "unavailable");
+    }
+    status.as_u16()
+}
+
+#[tokio::test]
+async fn long_names_are_refused_at_once_and_quoted_in_part() {
+    let server = router(shared(), Settings { max_body: 32 << 20, ..settings() });
+    let long = "x".repeat(15 << 20);
+    let mut field = chat("x", json!({}));
+    field[long.as_str()] = json!(1);
+    for (path, body) in [
+        (CHAT, chat("x", json!({"kv": {"policy": long}}))),
+        ("/v1/kv/contexts", json!({"name": "a", "text": "x", "kv": {"policy": long}})),
+        (CHAT, field),
+        (CHAT, chat("x", json!({"model": long}))),
+        (CHAT, chat("x", json!({"kv": {"context": long}}))),
+    ] {
+        let begun = Instant::now();
+        let (status, answer) = post(&server, path, body).await;
+        assert!(status.is_client_error(), "{status}");
+        assert!(answer.to_string().len() < 8 << 10, "{}", answer.to_string().len());
         assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
     }
 }

@@ -54,6 +54,7 @@ pub(crate) fn settings() -> Settings {
         max_tokens: 1024,
         max_choices: 8,
         max_body: 1 << 20,
+        body_bytes: 1 << 28,
         max_connections: 1024,
         request_timeout: Duration::from_secs(60),
         client_timeout: Duration::from_secs(30),
