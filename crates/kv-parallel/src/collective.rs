@@ -1,6 +1,7 @@
 use std::fmt::Debug;
 
 use burn::tensor::Tensor;
+use kv_kernels::{LinearOptions, linear};
 
 use crate::{Result, Shard};
 
@@ -18,6 +19,20 @@ pub trait Collective: Debug + Send + Sync {
     /// # Errors
     /// [`crate::ParallelError`] where a rank has left, or does not come in time.
     fn all_reduce(&self, tensor: Tensor<2>) -> Result<Tensor<2>>;
+
+    /// The sum over all ranks of [`linear`], whose `x` and `weight` are each rank's columns. Ranks
+    /// that can add within the product do.
+    ///
+    /// # Errors
+    /// The errors of [`linear`] and of [`Self::all_reduce`].
+    fn linear_all_reduce(
+        &self,
+        x: Tensor<2>,
+        weight: Tensor<2>,
+        options: LinearOptions,
+    ) -> Result<Tensor<2>> {
+        self.all_reduce(linear(x, weight, options)?)
+    }
 }
 
 /// One rank with the whole model.

@@ -1,7 +1,7 @@
 //! Ranks with a GPU each, whose kernels add by writing into each other's memory.
 
 use burn::tensor::{Device, DeviceType, Tensor};
-use kv_kernels::{INBOX_HANDLE, Inbox, MOST_PEER_BYTES, PeerSums};
+use kv_kernels::{INBOX_HANDLE, Inbox, LinearOptions, MOST_PEER_BYTES, PeerSums, linear};
 
 use crate::{Collective, Meeting, ParallelError, Result, Shard};
 
@@ -44,6 +44,16 @@ impl Direct {
     pub(crate) fn takes(tensor: &Tensor<2>) -> bool {
         let bytes = tensor.shape().num_elements() * tensor.dtype().size();
         bytes.is_multiple_of(LINE) && (1..=MOST_PEER_BYTES).contains(&bytes)
+    }
+
+    /// The sum of all ranks' products, where one kernel multiplies and adds.
+    pub(crate) fn linear(
+        &self,
+        x: &Tensor<2>,
+        weight: &Tensor<2>,
+        options: &LinearOptions,
+    ) -> Result<Option<Tensor<2>>> {
+        Ok(self.sums.linear(x, weight, options)?)
     }
 }
 
@@ -90,5 +100,17 @@ impl Collective for Direct {
         let pieces = flat.split(MOST_PEER_BYTES / size, 1).into_iter().map(sum);
         let added = Tensor::cat(pieces.collect::<Result<Vec<_>>>()?, 1);
         Ok(added.narrow(1, 0, count).reshape(shape))
+    }
+
+    fn linear_all_reduce(
+        &self,
+        x: Tensor<2>,
+        weight: Tensor<2>,
+        options: LinearOptions,
+    ) -> Result<Tensor<2>> {
+        match self.linear(&x, &weight, &options)? {
+            Some(sum) => Ok(sum),
+            None => self.all_reduce(linear(x, weight, options)?),
+        }
     }
 }

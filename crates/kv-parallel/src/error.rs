@@ -1,7 +1,9 @@
 use std::time::Duration;
 
+use kv_kernels::KernelError;
+
 /// What goes wrong between ranks.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParallelError {
     /// A rank that the group does not have.
@@ -94,6 +96,9 @@ pub enum ParallelError {
         /// What failed.
         reason: String,
     },
+    /// A product of which the ranks add their parts.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
     /// NCCL cannot be used.
     #[error("NCCL cannot be used: {reason}")]
     Nccl {

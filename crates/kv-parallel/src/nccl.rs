@@ -4,6 +4,7 @@ use std::env;
 
 use burn::tensor::distributed::{ReduceOperation, all_reduce};
 use burn::tensor::{Device, DeviceType, Tensor};
+use kv_kernels::{LinearOptions, linear};
 
 use crate::processes::environment::NCCL;
 use crate::{Collective, Direct, ParallelError, Result, Shard};
@@ -75,5 +76,19 @@ impl Collective for Nccl {
             return direct.all_reduce(tensor);
         }
         Ok(all_reduce(tensor, ReduceOperation::Sum, self.devices.clone()).resolve())
+    }
+
+    fn linear_all_reduce(
+        &self,
+        x: Tensor<2>,
+        weight: Tensor<2>,
+        options: LinearOptions,
+    ) -> Result<Tensor<2>> {
+        if let Some(direct) = &self.direct
+            && let Some(sum) = direct.linear(&x, &weight, &options)?
+        {
+            return Ok(sum);
+        }
+        self.all_reduce(linear(x, weight, options)?)
     }
 }

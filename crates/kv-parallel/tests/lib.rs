@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[cfg(feature = "cuda")]
+mod direct;
+
 use std::env;
 use std::io::Write as _;
 use std::net::TcpListener;
@@ -80,47 +83,8 @@ fn work(task: &str, ranks: &Ranks) {
             assert_eq!(all, (0..RANKS).map(|rank| vec![rank as u8, 255, 0]).collect::<Vec<_>>());
         }
         #[cfg(feature = "cuda")]
-        "direct" => direct(ranks),
+        "direct" => direct::sums(ranks),
         other => panic!("{other}"),
-    }
-}
-
-/// Sums by kernels that write into the other ranks' memory, launched and recorded, of fewer numbers
-/// than a line has and of more than an inbox has.
-#[cfg(feature = "cuda")]
-fn direct(ranks: &Ranks) {
-    use burn::tensor::{DType, DeviceType};
-    use kv_kernels::{MOST_PEER_BYTES, Recording};
-    use kv_parallel::{Collective, Direct};
-
-    let device = Device::enumerate(DeviceType::Cuda).into_vec()[0].clone();
-    let meeting = ranks.meeting().unwrap();
-    let collective = Direct::new(meeting, &device).unwrap();
-    let own = meeting.shard().rank() as f32;
-    let expected = |round: f32| 3.0 + 3.0 * round;
-    let read = |sum: Tensor<2>| sum.cast(DType::F32).into_data().try_into_vec::<f32>().unwrap();
-    for dtype in [DType::F32, DType::F16, DType::BF16] {
-        for numbers in [1, 7, 4096, 4097, MOST_PEER_BYTES / dtype.size() + 1] {
-            for round in 0..3 {
-                let x = Tensor::<2>::full([1, numbers], own + round as f32, (&device, dtype));
-                let sum = read(collective.all_reduce(x).unwrap());
-                assert_eq!(sum, vec![expected(round as f32); numbers], "{numbers} of {dtype:?}");
-            }
-        }
-    }
-    let x = Tensor::<2>::full([1, 512], own, (&device, DType::BF16));
-    let recording = Recording::begin(&device).unwrap();
-    let chain = || {
-        let sum = collective.all_reduce(x.clone()).unwrap();
-        collective.all_reduce(sum.mul_scalar(0.5)).unwrap()
-    };
-    chain();
-    let (sum, graph) = recording.record(chain).unwrap();
-    for _ in 0..5 {
-        // SAFETY: the recorded tensors live as long as the graph.
-        unsafe { graph.replay().unwrap() };
-        // Three times half of 0 + 1 + 2.
-        assert_eq!(read(sum.clone()), [4.5; 512]);
     }
 }
 

@@ -240,6 +240,37 @@ pub(crate) fn write_far(low: u32, high: u32, at: u32, word: u32) {
     );
 }
 
+/// Writes a slot of an inbox, `8 at` bytes from an address in two halves: a word and the turn, which
+/// arrive together.
+#[cube]
+#[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
+pub(crate) fn write_slot(low: u32, high: u32, at: u32, word: u32, turn: u32) {
+    let (low, high, at) = (low | 0u32, high | 0u32, at | 0u32);
+    let (word, turn) = (word | 0u32, turn | 0u32);
+    gpu_asm!(
+        "{{\n .reg .b64 to, both;\n mov.b64 to, {{{low}, {high}}};\n",
+        "mad.wide.u32 to, {at}, 8, to;\n mov.b64 both, {{{word}, {turn}}};\n",
+        "st.relaxed.sys.global.u64 [to], both;\n }}",
+        low = in(_) low, high = in(_) high, at = in(_) at, word = in(_) word, turn = in(_) turn
+    );
+}
+
+/// Waits until a slot is of this turn, and returns its word.
+#[cube]
+#[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
+pub(crate) fn read_slot(low: u32, high: u32, at: u32, turn: u32) -> u32 {
+    let (low, high, at, turn) = (low | 0u32, high | 0u32, at | 0u32, turn | 0u32);
+    let mut word = 0u32;
+    gpu_asm!(
+        "{{\n .reg .b64 from, both;\n .reg .b32 of_word;\n .reg .pred early;\n",
+        "mov.b64 from, {{{low}, {high}}};\n mad.wide.u32 from, {at}, 8, from;\n",
+        "WAIT:\n ld.relaxed.sys.global.u64 both, [from];\n mov.b64 {{{word}, of_word}}, both;\n",
+        "setp.ne.u32 early, of_word, {turn};\n @early bra WAIT;\n }}",
+        word = out(_) word, low = in(_) low, high = in(_) high, at = in(_) at, turn = in(_) turn
+    );
+    word
+}
+
 /// Writes a line of an inbox, `16 at` bytes from an address in two halves: two words, and the turn
 /// beside each. A word and its turn arrive together.
 #[cube]

@@ -5,12 +5,15 @@ use std::ffi::c_int;
 use cudarc::driver::{DriverError, result, sys};
 
 use super::kernel::LINES;
+use super::slots::SLOTS;
 
 /// Bytes of a handle, by which another process opens an inbox.
 pub const HANDLE: usize = size_of::<sys::CUipcMemHandle>();
 
 /// Bytes of a line: two words, and a turn beside each.
-const LINE: usize = 16;
+pub(super) const LINE: usize = 16;
+/// Bytes of a slot: a word, and a turn.
+pub(super) const SLOT: usize = 8;
 
 /// Why ranks cannot write into each other's memory.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -42,7 +45,7 @@ impl Inbox {
     /// [`PeerError`] without such a device or without memory.
     pub fn new(device: usize, ranks: usize) -> Result<Self, PeerError> {
         make_current(device)?;
-        let bytes = 2 * ranks * LINES * LINE;
+        let bytes = 2 * ranks * (LINES * LINE + SLOTS * SLOT);
         // SAFETY: the device's context is current, and the memory is cleared as far as it reaches.
         let address = unsafe {
             let address =

@@ -13,6 +13,9 @@
 //!         add ◀──wait── inbox of rank 0 ◀──write── own numbers
 //! ```
 //!
+//! A product sends its results itself ([`PeerSums::linear`]), number by number and with a turn
+//! beside each.
+//!
 //! An inbox has two halves, for even and odd turns. A rank begins turn `t + 2` once it has
 //! everybody's numbers of turn `t + 1`, which they wrote behind their reads of turn `t`. So nothing
 //! is overwritten before it is read.
@@ -21,16 +24,23 @@ mod backend;
 mod kernel;
 mod launch;
 mod memory;
+mod slots;
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Int, Tensor};
 
-use crate::KernelError;
 use crate::backend::check::Check;
+use crate::layers::linear::{linear_over_peers, sends_results};
+use crate::{KernelError, LinearOptions};
 use backend::PeerOps;
 use kernel::{LINES, UNITS};
+use slots::{SLOTS, TURNS};
 
 pub use memory::{HANDLE, Inbox, PeerError};
+pub(crate) use slots::{
+    PeerArgs, PeerGroup, PeerSlots, PeerSlotsLaunch, PeerTurn, begin_turn, count_turn, receive,
+    send,
+};
 
 const OP: &str = "sum_over_peers";
 
@@ -50,6 +60,8 @@ pub struct PeerSums {
     addresses: Tensor<2, Int>,
     /// Turns that each cube has had, `[cubes]`.
     turns: Tensor<1, Int>,
+    /// Turns of sums at the end of products, `[TURNS]`.
+    slot_turns: Tensor<1, Int>,
 }
 
 impl PeerSums {
@@ -72,7 +84,8 @@ impl PeerSums {
         let ranks = handles.len();
         let addresses = Tensor::<1, Int>::from_data(words.as_slice(), (device, DType::I32));
         let turns = Tensor::zeros([LINES.div_ceil(UNITS)], (device, DType::I32));
-        Ok(Self { rank, ranks, addresses: addresses.reshape([ranks, 2]), turns })
+        let slot_turns = Tensor::zeros([TURNS], (device, DType::I32));
+        Ok(Self { rank, ranks, addresses: addresses.reshape([ranks, 2]), turns, slot_turns })
     }
 
     /// The sum of all ranks' `x`, with equal bits on every rank: added in f32 in the order of
@@ -100,5 +113,28 @@ impl PeerSums {
             self.ranks,
         );
         Ok(Tensor::from_dispatch(sum))
+    }
+
+    /// The sum of all ranks' [`linear`](crate::linear), or `None` where no kernel both multiplies
+    /// and adds: on Hopper GPUs one does, for up to 32 rows in f16 and bf16. It sends each result
+    /// as soon as it has it, so that the sum needs no launch and no way through memory of its own.
+    /// Results are added in f32 in the order of ranks, and rounded once, with equal bits on every
+    /// rank. All ranks call it with equal shapes and in an equal order.
+    ///
+    /// # Errors
+    /// The errors of [`linear`](crate::linear).
+    pub fn linear(
+        &self,
+        x: &Tensor<2>,
+        weight: &Tensor<2>,
+        options: &LinearOptions,
+    ) -> Result<Option<Tensor<2>>, KernelError> {
+        let outputs = weight.dims()[0];
+        let fits = x.dims()[0] * outputs <= SLOTS;
+        if !fits || !sends_results(x, weight, options)? {
+            return Ok(None);
+        }
+        let (x, weight, options) = (x.clone(), weight.clone(), options.clone());
+        Ok(Some(linear_over_peers(x, weight, options, PeerArgs::of(self))))
     }
 }

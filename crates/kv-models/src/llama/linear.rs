@@ -89,8 +89,8 @@ impl Linear {
         ranks: &dyn Collective,
     ) -> Result<Tensor<2>> {
         let residual = ranks.shard().is_first().then_some(residual);
-        let own = linear(x, self.weight.val(), LinearOptions { residual, ..self.options() })?;
-        Ok(ranks.all_reduce(own)?)
+        let options = LinearOptions { residual, ..self.options() };
+        Ok(ranks.linear_all_reduce(x, self.weight.val(), options)?)
     }
 
     /// Some rows of the weights and their biases in f32, for plain tensor operations: `[rows, in]`,

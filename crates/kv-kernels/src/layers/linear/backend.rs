@@ -9,6 +9,8 @@ use super::LinearStrategy;
 use super::args::Epilogue;
 #[cfg(feature = "cuda")]
 use crate::backend::optional::OptionalFloat;
+#[cfg(feature = "cuda")]
+use crate::peers::PeerArgs;
 
 #[backend_extension(Cube: cfg(feature = "gpu"), Flex: cfg(feature = "flex"))]
 pub(crate) trait LinearOps: Backend {
@@ -28,13 +30,14 @@ pub(crate) trait LinearOps: Backend {
 #[backend_extension(Cube)]
 pub(crate) trait HopperLinearOps: Backend {
     /// [`LinearOps::skinny_product`] in f16 or bf16. Where there are weights `gain` `[K]`, the rows
-    /// are normalised first.
+    /// are normalised first. Results are added over `peers`.
     fn streamed_product(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         #[extension_type] gain: OptionalFloat<Self>,
         epsilon: f32,
         #[extension_type] epilogue: Epilogue<Self>,
+        #[extension_type] peers: PeerArgs<Self>,
     ) -> FloatTensor<Self>;
 
     /// The product of `x` `[N, K]` and the transpose of `weight` `[M, K]`, in f16 or bf16, by cubes
@@ -69,8 +72,9 @@ impl HopperLinearOps for CubeBackend {
         gain: OptionalFloat<Self>,
         epsilon: f32,
         epilogue: Epilogue<Self>,
+        peers: PeerArgs<Self>,
     ) -> FloatTensor<Self> {
-        super::launch::streamed(x, weight, gain, epsilon, epilogue)
+        super::launch::streamed(x, weight, gain, epsilon, epilogue, peers)
     }
 
     fn split_product(

@@ -32,8 +32,7 @@ pub(super) fn added_to<E: Float>(
     added
 }
 
-/// The output `output` of `outputs`, from its sum; where gated, from the sums of the gate and of
-/// the gated output. `added` is the result of [`added_to`].
+/// [`finish_wide`], rounded.
 #[cube]
 pub(super) fn finish<E: Float>(
     bias: &[E],
@@ -44,6 +43,21 @@ pub(super) fn finish<E: Float>(
     outputs: usize,
     #[comptime] epilogue: EpilogueConfig,
 ) -> E {
+    E::cast_from(finish_wide::<E>(bias, added, first, second, output, outputs, epilogue))
+}
+
+/// The output `output` of `outputs`, from its sum; where gated, from the sums of the gate and of
+/// the gated output. `added` is the result of [`added_to`].
+#[cube]
+pub(super) fn finish_wide<E: Float>(
+    bias: &[E],
+    added: f32,
+    first: f32,
+    second: f32,
+    output: usize,
+    outputs: usize,
+    #[comptime] epilogue: EpilogueConfig,
+) -> f32 {
     let mut total = first;
     if comptime!(epilogue.biased) {
         total += f32::cast_from(bias[output]);
@@ -58,5 +72,5 @@ pub(super) fn finish<E: Float>(
     if comptime!(epilogue.adds) {
         total += added;
     }
-    E::cast_from(total)
+    total
 }

@@ -20,6 +20,8 @@ use crate::backend::client::{elem_type, empty_like, grid, is_cuda, processors, v
 use crate::backend::optional::OptionalFloat;
 #[cfg(feature = "cuda")]
 use crate::components::tma::{tiles, with_rows};
+#[cfg(feature = "cuda")]
+use crate::peers::{PeerArgs, PeerSlotsLaunch};
 
 /// Up to 32 rows `x` `[M, K]` times the transpose of `weight` `[N, K]`, with the epilogue, by the
 /// portable kernel or by matrix instructions.
@@ -97,6 +99,7 @@ pub(super) fn skinny(
 }
 
 /// [`skinny`] on Hopper, for f16 and bf16. Where there is a `gain`, the rows are normalised first.
+/// Results are added over `peers`.
 #[cfg(feature = "cuda")]
 pub(super) fn streamed(
     x: CubeTensor,
@@ -104,6 +107,7 @@ pub(super) fn streamed(
     gain: OptionalFloat<CubeBackend>,
     epsilon: f32,
     epilogue: Epilogue<CubeBackend>,
+    peers: PeerArgs<CubeBackend>,
 ) -> CubeTensor {
     let [rows, inputs] = x.shape().dims();
     let config = epilogue.config;
@@ -119,6 +123,7 @@ pub(super) fn streamed(
         ptx_name(x.dtype),
         gain.as_ref().is_some(),
         config,
+        peers.group,
     );
     let x = with_rows(x);
     let weight = tiles(with_rows(weight), blueprint.weight_rows());
@@ -143,6 +148,10 @@ pub(super) fn streamed(
                 y.clone().into_buffer_arg(),
                 rows,
                 outputs,
+            ),
+            PeerSlotsLaunch::new(
+                peers.addresses.or_stand_in(&x).into_buffer_arg(),
+                peers.turns.or_stand_in(&x).into_buffer_arg(),
             ),
             blueprint,
             elem_type(x.dtype),

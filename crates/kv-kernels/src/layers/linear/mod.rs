@@ -28,6 +28,8 @@ use burn::tensor::{DType, Tensor};
 
 use crate::KernelError;
 use crate::backend::check::Check;
+#[cfg(feature = "cuda")]
+use crate::peers::PeerArgs;
 use crate::{rms_norm, swiglu};
 use args::{Epilogue, EpilogueConfig};
 #[cfg(feature = "cuda")]
@@ -90,54 +92,12 @@ pub fn linear(
     weight: Tensor<2>,
     options: LinearOptions,
 ) -> Result<Tensor<2>, KernelError> {
-    let [rows, inputs] = x.dims();
-    let [outputs, _] = weight.dims();
-    let dtype = x.dtype();
-    let check = Check::new(OP, &x);
-    check.supported()?;
-    check.float("x", &x)?;
-    check.shape("weight", &weight, &[outputs, inputs])?;
-    check.filled("weight", &weight)?;
-    if check.on_cpu() && dtype == DType::F32 {
-        check.float("weight", &weight)?;
-    } else {
-        check.same_dtype("weight", &weight, "the dtype of x", dtype)?;
-    }
-    if let Some(bias) = &options.bias {
-        check.shape("bias", bias, &[outputs])?;
-        check.same_dtype("bias", bias, "the dtype of x", dtype)?;
-    }
-    if options.gated && !outputs.is_multiple_of(2) {
-        return Err(KernelError::Unsupported {
-            op: OP,
-            argument: "gated outputs",
-            actual: outputs.to_string(),
-            supported: "even numbers",
-        });
-    }
-    if let Some(residual) = &options.residual {
-        let width = if options.gated { outputs / 2 } else { outputs };
-        check.shape("residual", residual, &[rows, width])?;
-        check.same_dtype("residual", residual, "the dtype of x", dtype)?;
-    }
-    if let Some(norm) = &options.norm {
-        check.shape("norm", &norm.weight, &[inputs])?;
-        check.same_dtype("norm", &norm.weight, "the dtype of x", dtype)?;
-    }
-    let shape = LinearShape { rows, inputs, outputs, halves: dtype != DType::F32 };
-    let strategy = check.chosen(options.strategy, dtype, &shape)?;
+    let strategy = checked(&x, &weight, &options)?;
     #[cfg(feature = "cuda")]
     if strategy == LinearStrategy::HopperSkinny {
-        let (gain, epsilon) = options.norm.clone().map(|norm| (norm.weight, norm.epsilon)).unzip();
-        let y = <Dispatch as HopperLinearOps>::streamed_product(
-            x.into_dispatch(),
-            weight.into_dispatch(),
-            gain.into(),
-            epsilon.unwrap_or_default(),
-            options.epilogue(),
-        );
-        return Ok(Tensor::from_dispatch(y));
+        return Ok(linear_over_peers(x, weight, options, PeerArgs::alone()));
     }
+    let rows = x.dims()[0];
     let x = match &options.norm {
         Some(norm) => rms_norm(x, norm.weight.clone(), norm.epsilon)?,
         None => x,
@@ -171,6 +131,84 @@ pub fn linear(
         Some(residual) => y + residual,
         None => y,
     })
+}
+
+/// Checks the arguments of [`linear`], and chooses its kernel.
+fn checked(
+    x: &Tensor<2>,
+    weight: &Tensor<2>,
+    options: &LinearOptions,
+) -> Result<LinearStrategy, KernelError> {
+    let [rows, inputs] = x.dims();
+    let [outputs, _] = weight.dims();
+    let dtype = x.dtype();
+    let check = Check::new(OP, x);
+    check.supported()?;
+    check.float("x", x)?;
+    check.shape("weight", weight, &[outputs, inputs])?;
+    check.filled("weight", weight)?;
+    if check.on_cpu() && dtype == DType::F32 {
+        check.float("weight", weight)?;
+    } else {
+        check.same_dtype("weight", weight, "the dtype of x", dtype)?;
+    }
+    if let Some(bias) = &options.bias {
+        check.shape("bias", bias, &[outputs])?;
+        check.same_dtype("bias", bias, "the dtype of x", dtype)?;
+    }
+    if options.gated && !outputs.is_multiple_of(2) {
+        return Err(KernelError::Unsupported {
+            op: OP,
+            argument: "gated outputs",
+            actual: outputs.to_string(),
+            supported: "even numbers",
+        });
+    }
+    if let Some(residual) = &options.residual {
+        let width = if options.gated { outputs / 2 } else { outputs };
+        check.shape("residual", residual, &[rows, width])?;
+        check.same_dtype("residual", residual, "the dtype of x", dtype)?;
+    }
+    if let Some(norm) = &options.norm {
+        check.shape("norm", &norm.weight, &[inputs])?;
+        check.same_dtype("norm", &norm.weight, "the dtype of x", dtype)?;
+    }
+    let shape = LinearShape { rows, inputs, outputs, halves: dtype != DType::F32 };
+    check.chosen(options.strategy, dtype, &shape)
+}
+
+/// Whether the kernel of a product can add its results over peers.
+///
+/// # Errors
+/// The errors of [`linear`].
+#[cfg(feature = "cuda")]
+pub(crate) fn sends_results(
+    x: &Tensor<2>,
+    weight: &Tensor<2>,
+    options: &LinearOptions,
+) -> Result<bool, KernelError> {
+    Ok(checked(x, weight, options)? == LinearStrategy::HopperSkinny)
+}
+
+/// [`linear`] by [`LinearStrategy::HopperSkinny`], whose results are added over peers. The
+/// arguments were checked.
+#[cfg(feature = "cuda")]
+pub(crate) fn linear_over_peers(
+    x: Tensor<2>,
+    weight: Tensor<2>,
+    options: LinearOptions,
+    peers: PeerArgs<Dispatch>,
+) -> Tensor<2> {
+    let (gain, epsilon) = options.norm.clone().map(|norm| (norm.weight, norm.epsilon)).unzip();
+    let y = <Dispatch as HopperLinearOps>::streamed_product(
+        x.into_dispatch(),
+        weight.into_dispatch(),
+        gain.into(),
+        epsilon.unwrap_or_default(),
+        options.epilogue(),
+        peers,
+    );
+    Tensor::from_dispatch(y)
 }
 
 impl LinearOptions {

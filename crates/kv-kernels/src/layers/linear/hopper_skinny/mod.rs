@@ -27,6 +27,7 @@ use self::parts::{
 use super::args::EpilogueConfig;
 use super::epilogue::ProductOutputs;
 use crate::components::tma::{TILE_COLUMNS, init_barrier, publish_barriers, wait_barrier};
+use crate::peers::{PeerGroup, PeerSlots, begin_turn, count_turn};
 
 /// Rows of weights in a unit.
 const UNIT: usize = 16;
@@ -60,6 +61,8 @@ pub(super) struct Blueprint {
     /// The factors' type, as PTX spells it.
     name: &'static str,
     epilogue: EpilogueConfig,
+    /// The ranks that add their results.
+    peers: PeerGroup,
 }
 
 impl Blueprint {
@@ -70,6 +73,7 @@ impl Blueprint {
         name: &'static str,
         normalises: bool,
         epilogue: EpilogueConfig,
+        peers: PeerGroup,
     ) -> Self {
         let tiles = rows.div_ceil(8);
         // A cube's units are divided evenly, and there are as many stages as shared memory has room
@@ -80,7 +84,7 @@ impl Blueprint {
         let sums = PLANES * 8 * tiles * together * UNIT * size_of::<f32>();
         let stage = PLANES * (together * UNIT / 8 + tiles) * TILE_BYTES;
         let stages = ((ROOM - sums) / stage).min(MOST_STAGES);
-        Self { tiles, together, stages, normalises, name, epilogue }
+        Self { tiles, together, stages, normalises, name, epilogue, peers }
     }
 
     /// Tiles of 8 rows of weights in a stage.
@@ -132,6 +136,7 @@ pub(super) fn skinny_kernel<E: Float>(
     weight: &TensorMap<E, Tiled>,
     streamed: &StreamedRows,
     product: &mut ProductOutputs<E>,
+    slots: &mut PeerSlots,
     #[comptime] blueprint: Blueprint,
     #[define(E)] _dtype: ElemType,
 ) {
@@ -219,6 +224,8 @@ pub(super) fn skinny_kernel<E: Float>(
         ahead[i] = 0.0f32;
     }
     let (weight_at, x_at) = (weight_place(lane), x_place(lane));
+    let peers = blueprint.peers.comptime();
+    let peer_turn = begin_turn(&*slots, peers);
     let mut unit = first;
     while unit < end {
         read_ahead::<E>(&product.residual, &mut ahead, unit, end, rows, outputs, blueprint);
@@ -356,11 +363,15 @@ pub(super) fn skinny_kernel<E: Float>(
             }
         }
         sync_cube();
+        if comptime!(!peers.is_alone()) && unit == first {
+            count_turn(slots, &peer_turn, cubes);
+        }
         store::<E>(
             &parts,
             &product.bias,
             &ahead,
             &mut product.y,
+            &peer_turn,
             &Units { first: unit, end: min(unit + together, end) },
             &shape,
             blueprint,

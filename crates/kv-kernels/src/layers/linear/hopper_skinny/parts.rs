@@ -6,7 +6,8 @@ use cubecl_cpp::cuda::ptx::tensor_map_address;
 
 use super::{Blueprint, CUBE, PLANES, STEPS, TILE_BYTES, UNIT};
 use crate::components::tma::{TILE_COLUMNS, arrive_expecting, copy_tile, fence_copies};
-use crate::layers::linear::epilogue::{added_to, finish};
+use crate::layers::linear::epilogue::{added_to, finish_wide};
+use crate::peers::{PeerTurn, receive, send};
 
 /// Bytes of a row of a tile, and of a piece of it.
 const ROW_BYTES: usize = 128;
@@ -216,13 +217,15 @@ pub(super) struct Units {
     pub(super) end: usize,
 }
 
-/// Sums the planes' parts of some units, applies norm and epilogue, and stores the outputs.
+/// Sums the planes' parts of some units, applies norm and epilogue, adds over peers, and stores the
+/// outputs.
 #[cube]
 pub(super) fn store<E: Float>(
     parts: &PlaneParts,
     bias: &[E],
     ahead: &Array<f32>,
     y: &mut [E],
+    peer_turn: &PeerTurn,
     units: &Units,
     shape: &ProductShape,
     #[comptime] blueprint: Blueprint,
@@ -233,6 +236,8 @@ pub(super) fn store<E: Float>(
     let each = epilogue.parts().comptime();
     let wide = comptime!(8 * blueprint.tiles);
     let unit_rows = comptime!(blueprint.together * UNIT);
+    let peers = blueprint.peers.comptime();
+    let mut own = Array::<f32>::new(comptime!(blueprint.stored()));
     #[unroll]
     for i in 0..comptime!(blueprint.stored()) {
         let place = place(i, first, end, rows, outputs, blueprint);
@@ -258,7 +263,7 @@ pub(super) fn store<E: Float>(
                 }
                 totals[part] = total * scale;
             }
-            y[place.row * outputs + place.output] = finish::<E>(
+            let result = finish_wide::<E>(
                 bias,
                 ahead[i],
                 totals[0],
@@ -267,6 +272,24 @@ pub(super) fn store<E: Float>(
                 outputs,
                 epilogue,
             );
+            let at = place.row * outputs + place.output;
+            if comptime!(peers.is_alone()) {
+                y[at] = E::cast_from(result);
+            } else {
+                own[i] = result;
+                send(peer_turn, at, result, peers);
+            }
+        }
+    }
+    // All results are on their way before the first wait.
+    if comptime!(!peers.is_alone()) {
+        #[unroll]
+        for i in 0..comptime!(blueprint.stored()) {
+            let place = place(i, first, end, rows, outputs, blueprint);
+            if place.live {
+                let at = place.row * outputs + place.output;
+                y[at] = E::cast_from(receive(peer_turn, at, own[i], peers));
+            }
         }
     }
 }
