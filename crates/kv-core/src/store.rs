@@ -6,7 +6,7 @@ use std::path::Path;
 
 use burn::tensor::{Bytes, DType, Device, TensorData};
 use safetensors::SafeTensors;
-use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
+use safetensors::tensor::{Dtype, SafeTensorError, TensorView, serialize_to_file};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -147,7 +147,10 @@ impl HostCache {
         let metadata = HashMap::from([("burn-kv".to_string(), header)]);
         serialize_to_file(views, Some(metadata), path).map_err(|error| Error::Io {
             path: path.to_path_buf(),
-            source: std::io::Error::other(error),
+            source: match error {
+                SafeTensorError::IoError(source) => source,
+                error => std::io::Error::other(error),
+            },
         })
     }
 

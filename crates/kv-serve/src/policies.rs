@@ -29,6 +29,8 @@ pub struct Policies {
     /// append.
     least: usize,
     allowed: Vec<String>,
+    /// Whether the operator has chosen `allowed`.
+    limits: bool,
     /// The most of a prompt that requests may keep by policies and budgets of their own.
     most: Option<Budget>,
 }
@@ -46,7 +48,6 @@ impl Policies {
             _ => json!({ "policy": policy }),
         };
         let own = build(&with_budget(&config, budget))?.name().to_string();
-        let needs_file = |entry: &Entry| entry.required.iter().any(|key| FILES.contains(key));
         let mut names: Vec<String> = match allowed {
             [] => {
                 let open = POLICIES.iter().filter(|entry| !needs_file(entry));
@@ -62,7 +63,14 @@ impl Policies {
         if !names.contains(&own) {
             names.push(own);
         }
-        Ok(Self { default: config, budget, least: 0, allowed: names, most: None })
+        Ok(Self {
+            default: config,
+            budget,
+            least: 0,
+            allowed: names,
+            limits: !allowed.is_empty(),
+            most: None,
+        })
     }
 
     /// Where the operator's budget is a share, it leaves at least so many tokens of a prompt, so
@@ -237,9 +245,18 @@ impl Policies {
     }
 
     fn check_name(&self, field: &str, name: &str) -> Result<()> {
-        let limits = self.allowed.len() < POLICIES.len();
-        let known = kv_policies::entry(name).is_some();
-        if (known || limits) && !self.allowed.iter().any(|own| own == name) {
+        if self.allowed.iter().any(|own| own == name) {
+            return Ok(());
+        }
+        let entry = kv_policies::entry(name);
+        if !self.limits && entry.is_some_and(needs_file) {
+            let message = format!(
+                "the policy `{name}` reads a file on the server: only the operator may choose it, \
+                 by `--policy`"
+            );
+            return Err(ApiError::invalid(field, message));
+        }
+        if self.limits {
             let message = format!(
                 "the policy `{name}` is not among those that this server allows: {}",
                 self.allowed.join(", ")
@@ -248,6 +265,11 @@ impl Policies {
         }
         Ok(())
     }
+}
+
+/// Whether a policy cannot be without a file of the server.
+fn needs_file(entry: &Entry) -> bool {
+    entry.required.iter().any(|key| FILES.contains(key))
 }
 
 /// The most of a prompt of `tokens` tokens that a head may keep. Where a policy does not say, its
@@ -326,8 +348,8 @@ mod tests {
         let all = policies(&[]).at_least(128);
         assert_eq!(config(&all, json!({}), 100), 128);
         assert_eq!(config(&all, json!({}), 512), 0.25);
-        assert_eq!(config(&all, json!({"policy": "knorm"}), 100), 128);
-        // A budget of the request's own stands, and each one of `h2o` is a kind of its own.
+        assert_eq!(config(&all, json!({"policy": "pyramidkv"}), 100), 128);
+        // A budget of the request's own stands, and each budget of `h2o` is a kind of its own.
         assert_eq!(config(&all, json!({"budget": 0.25}), 100), 0.25);
         assert_eq!(config(&all, json!({"policy": "h2o"}), 100), 0.25);
         assert_eq!(all.default_config()["budget"], 0.25);
@@ -378,7 +400,8 @@ mod tests {
             ),
             (json!({"policy": "combine", "prefill": 3, "decode": "h2o"}), "kv.prefill"),
             (json!({"policy": "combine", "prefill": "snapkv"}), "kv.decode"),
-            (json!({"policy": "duo-attention", "alpha": "/etc/passwd"}), "kv.alpha"),
+            (json!({"policy": "duo-attention", "alpha": "/etc/passwd"}), "kv.policy"),
+            (json!({"policy": "double-sparsity", "channels": "/etc/passwd"}), "kv.channels"),
             (json!({"policy": "x".repeat(20_000_000)}), "20000"),
         ] {
             let error = chosen(&all, kv.clone()).unwrap_err();
