@@ -4,6 +4,9 @@
     kv-serve HuggingFaceTB/SmolLM2-135M-Instruct --device cpu --rows 8 --policy full
     python3 serving.py --url http://127.0.0.1:8000/v1 --text BOOK.txt --clients 8 --seconds 60
 
+    llama-server -m smollm2.gguf -c 16384 -np 8 -t 2 --port 8002
+    python3 serving.py --url http://127.0.0.1:8002/v1 --text BOOK.txt --clients 8 --seconds 60
+
     python3 -m llama_cpp.server --model smollm2.gguf --n_ctx 2048 --interrupt_requests False --port 8001
     python3 serving.py --url http://127.0.0.1:8001/v1 --text BOOK.txt --clients 8 --seconds 60
 
