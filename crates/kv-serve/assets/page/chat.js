@@ -184,7 +184,8 @@ async function describe() {
     find("#model").textContent = `${health.model} on ${health.device}, ${positions} positions`;
     const options = known.policies.filter((policy) => policy.required.length === 0);
     const own = new Option(`server's (${known.default.policy})`, "");
-    own.title = JSON.stringify(known.default);
+    const summary = known.policies.find((policy) => policy.name === known.default.policy)?.summary;
+    own.title = `${summary ?? ""} ${JSON.stringify(known.default)}`.trim();
     find("#policy").replaceChildren(own, ...options.map((policy) => {
       const option = new Option(policy.name, policy.name);
       option.title = policy.summary;
