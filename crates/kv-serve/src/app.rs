@@ -21,7 +21,7 @@ use crate::tokens::longest_token;
 const PLAIN: &str = "{% for message in messages %}{{ message.content }}\
                      {% if not loop.last %}{{ '\\n' }}{% endif %}{% endfor %}";
 
-/// Bytes by which room for bodies is counted.
+/// Bytes for each permit of the semaphore that bounds the memory of bodies.
 const BODY_PIECE: usize = 1 << 10;
 
 /// What the operator allows.
@@ -199,7 +199,7 @@ impl App {
         (text.clone(), text.into_bytes())
     }
 
-    /// Room for a body of so many bytes, until what is returned is dropped.
+    /// Reserves memory for a body of so many bytes. Dropping the permit frees it.
     ///
     /// # Errors
     /// Bodies that are being read have taken it.

@@ -12,9 +12,10 @@ use kv_models::{JobError, ModelError};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// The most bytes of a message, and of a field's name. Messages quote what a client sent, which may
-/// be as long as a body.
+/// The most bytes of an error's message. Messages quote a client's fields, which may be as long as a
+/// body.
 const MOST_MESSAGE: usize = 4 << 10;
+/// The most bytes of an error's `param`.
 const MOST_PARAM: usize = 256;
 
 /// How a system says that a file cannot grow.

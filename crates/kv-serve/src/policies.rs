@@ -37,8 +37,8 @@ pub struct Policies {
 
 impl Policies {
     /// A default policy, by name or as a JSON object, with its default budget; `allowed` are the
-    /// names that requests may choose: all where it is empty, none but the default's for `none`. All
-    /// are those that need no file of the server.
+    /// names that requests may choose. Where it is empty, requests may choose every policy that needs
+    /// no file of the server; for `none`, the default's alone.
     ///
     /// # Errors
     /// A policy that cannot be built, and a name that is no policy.
@@ -365,11 +365,12 @@ mod tests {
         };
         assert_eq!(param(json!({"policy": "snapkv", "budget": 0.5})), None);
         assert_eq!(param(json!({"policy": "snapkv", "budget": 0.6})).as_deref(), Some("kv.budget"));
+        let few = json!({"policy": "h2o", "budget": 9});
         for kept in [
             json!({"policy": "full", "budget": 0.1}),
             json!({"policy": "quest", "budget": 0.1}),
-            json!({"policy": "combine", "prefill": "full", "decode": {"policy": "h2o", "budget": 9}}),
-            json!({"policy": "combine", "prefill": {"policy": "h2o", "budget": 9}, "decode": "full"}),
+            json!({"policy": "combine", "prefill": "full", "decode": few}),
+            json!({"policy": "combine", "prefill": few, "decode": "full"}),
         ] {
             assert_eq!(param(kept.clone()).as_deref(), Some("kv.policy"), "{kept}");
         }

@@ -240,8 +240,8 @@ pub(crate) fn write_far(low: u32, high: u32, at: u32, word: u32) {
     );
 }
 
-/// Writes a slot of an inbox, `8 at` bytes from an address in two halves: a word and the turn, which
-/// arrive together.
+/// Writes a slot of an inbox, `8 at` bytes behind an address in two halves. A slot is a word and its
+/// turn, which arrive together.
 #[cube]
 #[allow(clippy::identity_op, reason = "an operation makes a value of what may be a variable")]
 pub(crate) fn write_slot(low: u32, high: u32, at: u32, word: u32, turn: u32) {

@@ -71,8 +71,8 @@ impl PeerArgs<Dispatch> {
 pub(crate) struct PeerSlots {
     /// Addresses of the inboxes, `[ranks, 2]`: lower and upper half.
     addresses: Box<[u32]>,
-    /// The turns that this rank has had, `[TURNS]`: one number, of which every cube reads a copy
-    /// that no other cube writes.
+    /// The number of sums that this rank has made, in `[TURNS]` copies. A cube reads the copy of its
+    /// own number, which no other cube writes.
     turns: Box<[u32]>,
 }
 

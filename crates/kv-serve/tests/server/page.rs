@@ -58,7 +58,7 @@ await original("/end", { method: "POST" });
 /// How long a user's visit may take. A browser shows what there is then.
 const VISIT: Duration = Duration::from_secs(120);
 
-/// The page with a script that does what a user does, at `/driven`.
+/// A router that serves the page at `/driven`, together with the script [`DRIVE`].
 ///
 /// The browser shows a page once all of it has loaded. This page has an image that is not answered
 /// before the script's end: so the browser waits for the script, in real time.
