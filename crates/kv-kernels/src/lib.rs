@@ -86,7 +86,7 @@ pub use attention::prefill::{
 pub use attention::sketch::{SketchAttention, SketchStrategy, SketchedTokens, sketch_attention};
 pub use backend::error::KernelError;
 pub use backend::graph::{DeviceWork, Recording, StepGraph, awaited_device_work, device_work};
-pub use backend::limits::largest_tensor;
+pub use backend::limits::{free_memory, largest_tensor};
 pub use backend::reading::Reading;
 pub use balance::{BalanceOptions, BalanceStrategy, Balanced, Centre, Draws, balance};
 pub use cis::{

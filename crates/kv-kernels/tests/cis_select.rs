@@ -56,6 +56,27 @@ fn windows_hide_and_freed_tokens_have_no_slots() {
     }
 }
 
+#[test]
+fn ranges_are_replaced_in_place() {
+    for tested in quick_devices("cis_select") {
+        let sets = |ranges: usize, top: usize, width: usize| {
+            IndexSets::new(&vec![rule(top); ranges], 4, width, 1, 8, &tested.device)
+        };
+        let mut own = sets(4, 8, 32);
+        own.replace(2, sets(2, 6, 20)).unwrap();
+        let tops: Vec<usize> = own.read().unwrap().iter().map(|range| range.top).collect();
+        assert_eq!(tops, [8, 8, 6, 6], "{}", tested.name);
+        assert_eq!(own.width(), 32);
+        // Wider sets, more to take, and ranges that are not there.
+        for (first, from) in [(0, sets(1, 8, 33)), (0, sets(1, 40, 32)), (3, sets(2, 8, 32))] {
+            let error = own.replace(first, from).unwrap_err().to_string();
+            assert!(error.contains("ranges to put in"), "{error}");
+        }
+        let other = IndexSets::new(&[rule(8)], 4, 32, 1, 16, &tested.device);
+        assert!(!own.accepts(&other), "vectors of another length");
+    }
+}
+
 /// Tokens that leave the locals stay readable until the next retrieval.
 #[test]
 fn a_tail_is_read_until_the_next_retrieval() {

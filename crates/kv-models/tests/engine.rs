@@ -119,7 +119,7 @@ fn context_policy(at: usize) -> Value {
     policy
 }
 
-const NAMES: [&str; 12] = [
+const NAMES: [&str; 13] = [
     "full",
     "snapkv",
     "adakv",
@@ -128,6 +128,7 @@ const NAMES: [&str; 12] = [
     "h2o",
     "streaming-llm",
     "longflow",
+    "cis",
     "quest",
     "kvreviver",
     "balancekv",
@@ -353,31 +354,49 @@ fn joins_and_leaves_keep_recordings() {
     }
 }
 
-/// Constant-size policies share rows too: LongFlow's rows are replaced in place.
+/// Policies with state of their own share rows too: slots to write to (LongFlow), and index sets
+/// (CIS) are replaced in place.
 #[test]
-fn rows_of_longflow_are_replaced_in_place() {
+fn rows_of_states_are_replaced_in_place() {
+    const NEW: usize = 30;
+    let policies = [
+        json!({"policy": "longflow", "budget": 40}),
+        json!({"policy": "cis", "budget": 40, "sinks": 4, "recents": 8, "block": 8}),
+    ];
     for tested in quick_devices("engine") {
-        let options = EngineOptions { rows: 2, groups: 1, ..small() };
-        let engine = engine(&tested.device, options);
         let model = embedded_in_f32(&tested);
         let text = prompts(&model).concat();
-        let policy = json!({"policy": "longflow", "budget": 40});
-        for round in 0..3 {
-            let prompts: Vec<&[u32]> =
-                (0..4).map(|at| &text[at + round..at + round + 70]).collect();
-            let all: Vec<_> = prompts
-                .iter()
-                .map(|prompt| submit(&engine, job(&policy, prompt, 20)).unwrap().1)
-                .collect();
-            for (prompt, updates) in prompts.iter().zip(&all) {
-                let request = Request::greedy(prompt.to_vec(), 20);
-                let request = Request { stop_at_end: false, ..request };
-                let alone = run_requests(&model, &policy, &[request]);
-                assert_eq!(listen(updates).tokens, alone[0].tokens, "{}", tested.name);
+        for policy in &policies {
+            let options = EngineOptions { rows: 2, groups: 1, ..small() };
+            let engine = engine(&tested.device, options);
+            let what = format!("{}, {policy}", tested.name);
+            let mut steps = 0;
+            for round in 0..3 {
+                let before = engine.load().totals;
+                let prompts: Vec<&[u32]> =
+                    (0..4).map(|at| &text[at + round..at + round + 70]).collect();
+                let all: Vec<_> = prompts
+                    .iter()
+                    .map(|prompt| submit(&engine, job(policy, prompt, NEW)).unwrap().1)
+                    .collect();
+                for (prompt, updates) in prompts.iter().zip(&all) {
+                    let request = Request::greedy(prompt.to_vec(), NEW);
+                    let request = Request { stop_at_end: false, ..request };
+                    let alone = run_requests(&model, policy, &[request]);
+                    assert_eq!(listen(updates).tokens, alone[0].tokens, "{what}");
+                }
+                // Loads are published from time to time.
+                thread::sleep(Duration::from_millis(200));
+                let after = engine.load().totals;
+                steps = after.launched_steps + after.replayed_steps
+                    - before.launched_steps
+                    - before.replayed_steps;
             }
+            // Two jobs decode in one step.
+            assert!(steps < 3 * NEW as u64, "{what}: {steps} steps for 4 jobs of {NEW} tokens");
+            let load = engine.load();
+            assert!(load.totals.recordings <= 2, "{what}: {:?}", load.totals);
         }
-        let load = engine.load();
-        assert!(load.totals.recordings <= 2, "{}: {:?}", tested.name, load.totals);
     }
 }
 

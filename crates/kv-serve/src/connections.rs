@@ -1,13 +1,14 @@
 //! Connections of clients, each within limits of number and time.
 //!
-//! They are taken before the model is loaded. Until then every request is answered with 503.
+//! They are taken before the model is loaded. Until then every request is answered with 503, which
+//! is a page at `/`.
 
 use std::convert::Infallible;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::Router;
-use axum::response::IntoResponse;
+use axum::response::{IntoResponse, Response};
 use axum::serve::Listener;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -22,6 +23,7 @@ use tokio_io_timeout::TimeoutStream;
 
 use crate::app::Settings;
 use crate::error::ApiError;
+use crate::page;
 
 /// What serves connections.
 pub(crate) struct Connections {
@@ -81,7 +83,7 @@ impl Connections {
             async move {
                 match routes {
                     Some(routes) => routes.call(request).await,
-                    None => Ok::<_, Infallible>(loading().into_response()),
+                    None => Ok::<_, Infallible>(loading(request.uri().path())),
                 }
             }
         });
@@ -103,6 +105,10 @@ impl Connections {
     }
 }
 
-fn loading() -> ApiError {
-    ApiError::unavailable("the model is being loaded")
+/// The answer until the model is loaded.
+fn loading(path: &str) -> Response {
+    match path {
+        "/" => page::loading(),
+        _ => ApiError::unavailable("the model is being loaded").into_response(),
+    }
 }

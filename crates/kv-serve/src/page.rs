@@ -1,7 +1,7 @@
 //! The page at `/`: static files, embedded.
 
 use axum::Router;
-use axum::http::header;
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
@@ -12,19 +12,28 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
 
 /// Paths, types and contents.
 const FILES: [(&str, &str, &str); 5] = [
-    ("/", "text/html; charset=utf-8", include_str!("../assets/page/index.html")),
+    ("/", HTML, include_str!("../assets/page/index.html")),
     ("/page/style.css", "text/css; charset=utf-8", include_str!("../assets/page/style.css")),
     ("/page/chat.js", SCRIPT, include_str!("../assets/page/chat.js")),
     ("/page/api.js", SCRIPT, include_str!("../assets/page/api.js")),
     ("/page/caches.js", SCRIPT, include_str!("../assets/page/caches.js")),
 ];
+const HTML: &str = "text/html; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
+
+/// Stands at `/` until the model is loaded. It asks for `/` again every other second.
+const LOADING: &str = include_str!("../assets/page/loading.html");
 
 /// The page's routes.
 pub(crate) fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
     FILES.into_iter().fold(Router::new(), |router, (path, kind, content)| {
         router.route(path, get(move || async move { file(kind, content) }))
     })
+}
+
+/// The page of a server whose model is being loaded.
+pub(crate) fn loading() -> Response {
+    (StatusCode::SERVICE_UNAVAILABLE, file(HTML, LOADING)).into_response()
 }
 
 fn file(kind: &'static str, content: &'static str) -> Response {

@@ -53,13 +53,6 @@ impl LayerCache {
         if self.layout.arena.is_some() || batch != 1 {
             return Err(invalid(format!("an arena or a batch of {batch}, expected one sequence")));
         }
-        let kept = self.states.0.values().find(|stored| match stored {
-            StoredState::State(state) => !state.replaces_rows(),
-            StoredState::Saved(..) => true,
-        });
-        if kept.is_some() {
-            return Err(invalid("the cache has state whose rows cannot be replaced".into()));
-        }
         let names = |cache: &Self| -> Vec<String> {
             cache.states.0.keys().chain(cache.state.keys()).cloned().collect()
         };
@@ -70,7 +63,18 @@ impl LayerCache {
             let (own, other) = (kinds(self), kinds(from));
             return Err(invalid(format!("states, tracks and limits {other:?}, expected {own:?}")));
         }
-        Ok(())
+        let taken = |(own, from): (&StoredState, &StoredState)| match (own, from) {
+            (StoredState::State(own), StoredState::State(from)) => own.accepts(&**from),
+            _ => false,
+        };
+        // The names are equal, and both maps are in their order.
+        let mut states = self.states.0.iter().zip(from.states.0.values());
+        match states.find(|((_, own), from)| !taken((own, from))) {
+            Some(((name, _), _)) => {
+                Err(invalid(format!("state `{name}` cannot take the sequence's place")))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Puts the one sequence of `from` in the place of a row: slots, tracks, limits and state. The

@@ -39,8 +39,9 @@ pub trait PolicyState: Any + Debug + Send + Sync {
     /// [`Error::InvalidPlan`] for states that cannot be joined.
     fn joined(&self, others: &[&dyn PolicyState]) -> Result<Box<dyn PolicyState>>;
 
-    /// Whether [`Self::replace_row`] can put another sequence in the place of a row.
-    fn replaces_rows(&self) -> bool {
+    /// Whether [`Self::replace_row`] can put the one sequence of another state in the place of any
+    /// row.
+    fn accepts(&self, _from: &dyn PolicyState) -> bool {
         false
     }
 

@@ -2,10 +2,11 @@
 //!
 //! - [`check`]: argument checks, all of which precede a launch.
 //! - [`error`]: the reasons why an op refuses its arguments.
-//! - [`limits`]: the largest tensor of a device.
+//! - [`limits`]: the largest tensor of a device, and its free memory.
 //! - [`reading`]: asynchronous reads of integers.
 //! - [`graph`]: steps recorded once and replayed as one launch.
 //! - [`client`]: CubeCL devices: grids, vectors, new tensors.
+//! - `cuda_context`: the driver's context of a CUDA device.
 //! - [`optional`]: tensors that a call may lack.
 //! - [`strategy`]: the choice among an op's kernels.
 //! - [`host_buffers`]: tensor buffers on the CPU.
@@ -13,6 +14,8 @@
 pub(crate) mod check;
 #[cfg(feature = "gpu")]
 pub(crate) mod client;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda_context;
 pub(crate) mod error;
 pub(crate) mod graph;
 #[cfg(feature = "flex")]

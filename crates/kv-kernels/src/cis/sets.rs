@@ -7,6 +7,7 @@ use crate::KernelError;
 use crate::attention::decode::index_sets::IndexSets;
 use crate::backend::check::Check;
 use crate::components::sentinels::{ALL_SLOTS, NEW_SET, NO_BLOCK};
+use crate::slots::scatter_rows::{assign, assign_ints};
 
 /// The parameters of CIS for one head range: how many tokens its steps retrieve, and when they
 /// share a set.
@@ -216,6 +217,46 @@ impl IndexSets {
             always,
             top,
         })
+    }
+
+    /// Whether [`Self::replace`] can put these ranges in the place of some of its own: their vectors
+    /// have equal shapes, and their sets and rules need no more room.
+    pub fn accepts(&self, from: &Self) -> bool {
+        self.vectors.dims()[1..] == from.vectors.dims()[1..]
+            && from.vectors.dims()[0] <= self.vectors.dims()[0]
+            && from.width <= self.width
+            && from.always <= self.always
+            && from.top <= self.top
+    }
+
+    /// Puts the ranges of other index sets in the place of those from `first` on, in place: steps
+    /// that were recorded read and write the tensors of these sets.
+    ///
+    /// # Errors
+    /// [`KernelError::Unsupported`] for sets that [`Self::accepts`] refuses, and for ranges that
+    /// are not there.
+    pub fn replace(&mut self, first: usize, from: Self) -> Result<(), KernelError> {
+        let [ranges, sets, parts, length] = self.vectors.dims();
+        let behind = first.saturating_add(from.vectors.dims()[0]);
+        if !self.accepts(&from) || behind > ranges {
+            return Err(KernelError::Unsupported {
+                op: "index_sets",
+                argument: "ranges to put in",
+                actual: format!(
+                    "{first} to {behind}, {:?}, width {}",
+                    from.vectors.dims(),
+                    from.width
+                ),
+                supported: "ranges that are there, vectors of equal shapes, and no larger sets",
+            });
+        }
+        let from = from.widened(self.width);
+        let [_, row] = self.table.dims();
+        let table = self.table.clone().slice_assign([first..behind, 0..row], from.table);
+        assign_ints(&mut self.table, table)?;
+        let all = [first..behind, 0..sets, 0..parts, 0..length];
+        let vectors = self.vectors.clone().slice_assign(all, from.vectors);
+        assign(&mut self.vectors, vectors)
     }
 
     /// The contents to save: the table `[P, ..]`, 32-bit, and the vectors `[P, sets, parts,

@@ -1,11 +1,10 @@
 //! Memory of a CUDA device into which other processes' kernels write.
 
-use std::ffi::c_int;
-
 use cudarc::driver::{DriverError, result, sys};
 
 use super::kernel::LINES;
 use super::slots::SLOTS;
+use crate::backend::cuda_context;
 
 /// Bytes of a handle, by which another process opens an inbox.
 pub const HANDLE: usize = size_of::<sys::CUipcMemHandle>();
@@ -91,16 +90,7 @@ impl Inbox {
     }
 }
 
-/// Makes the device's primary context, which CubeCL uses too, this thread's.
+/// Makes the device's context this thread's.
 fn make_current(device: usize) -> Result<(), PeerError> {
-    let action = "using a CUDA device for sums";
-    let number =
-        c_int::try_from(device).map_err(|error| PeerError { action, reason: error.to_string() })?;
-    result::init().map_err(failed(action))?;
-    let device = result::device::get(number).map_err(failed(action))?;
-    // SAFETY: the device is there. The context is never released, as CubeCL keeps it as well.
-    unsafe {
-        let context = result::primary_ctx::retain(device).map_err(failed(action))?;
-        result::ctx::set_current(context).map_err(failed(action))
-    }
+    cuda_context::make_current(device).map_err(failed("using a CUDA device for sums"))
 }

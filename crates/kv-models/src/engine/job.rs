@@ -208,6 +208,19 @@ pub enum JobError {
         /// The name.
         name: String,
     },
+    /// An engine that was given more memory than its device has left beside the model.
+    #[error(
+        "{needed} bytes are meant for caches, prefixes and contexts, and {device} has {free} left \
+         beside the model; give fewer bytes"
+    )]
+    NoMemory {
+        /// Bytes that the engine was given.
+        needed: usize,
+        /// Bytes that are free.
+        free: usize,
+        /// The device.
+        device: String,
+    },
     /// An engine whose parts hold no token.
     #[error(
         "a part of the cache holds no token: {bytes} bytes in {groups} parts, one token takes \

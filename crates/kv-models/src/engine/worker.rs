@@ -13,7 +13,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use kv_core::MemoryReport;
+use burn::tensor::Device;
+use kv_core::{MemoryReport, device_name, is_cpu};
+use kv_kernels::free_memory;
 use kv_parallel::ParallelError;
 use kv_policies::{Policy, SlotWeights};
 
@@ -133,12 +135,14 @@ struct Closing {
 
 impl<'a> Worker<'a> {
     /// # Errors
-    /// [`JobError::Model`] where the ranks have lost each other, [`JobError::NoRoom`].
+    /// [`JobError::Model`] where the ranks have lost each other, [`JobError::NoMemory`],
+    /// [`JobError::NoRoom`].
     pub(super) fn new(
         model: &'a Model,
         options: EngineOptions,
         state: Arc<State>,
     ) -> Result<Self, JobError> {
+        check_memory(&model.llama().device(), &options)?;
         let shard = model.llama().ranks().shard();
         let script = Script::of(options.meeting.as_ref(), shard.is_first());
         let folder = options.contexts.clone().map(|folder| match shard.is_part() {
@@ -791,6 +795,23 @@ impl<'a> Worker<'a> {
         };
         *self.state.load.lock().unwrap_or_else(PoisonError::into_inner) = load;
     }
+}
+
+/// Checks that the device has the memory that an engine was given. A group takes its part at its
+/// first job: without this check, that job would be the first to learn of a lack.
+///
+/// The CPU's memory is taken page by page as it is used, and may suffice for what is used of it.
+/// There, a lack is only told.
+fn check_memory(device: &Device, options: &EngineOptions) -> Result<(), JobError> {
+    let EngineOptions { bytes, prefix_bytes, context_bytes, .. } = options;
+    let needed = bytes.saturating_add(*prefix_bytes).saturating_add(*context_bytes);
+    let Some(free) = free_memory(device).filter(|&free| free < needed) else { return Ok(()) };
+    let lack = JobError::NoMemory { needed, free, device: device_name(device) };
+    if is_cpu(device) {
+        tracing::warn!("{lack}");
+        return Ok(());
+    }
+    Err(lack)
 }
 
 /// The jobs of a queue.

@@ -252,8 +252,9 @@ impl PolicyState for WriteSlots {
         Ok(Box::new(Self::new(Tensor::cat(slots, 0), limits)))
     }
 
-    fn replaces_rows(&self) -> bool {
-        true
+    fn accepts(&self, from: &dyn PolicyState) -> bool {
+        let [_, heads] = self.slots.dims();
+        states_of::<Self>(self, &[from]).is_ok_and(|parts| parts[1].slots.dims() == [1, heads])
     }
 
     fn replace_row(&mut self, row: usize, from: &dyn PolicyState) -> Result<()> {

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::policy::config::{Config, config_of};
 use crate::{
-    Capabilities, Cis, CisOptions, LayerContext, Observation, Plan, Policy, Reduction, Result,
-    SetsOf, Step, StepPlan,
+    Capabilities, Cis, CisOptions, LayerContext, Needs, Observation, Plan, Policy, Reduction,
+    Result, SetsOf, Step, StepPlan,
 };
 
 const NAME: &str = "top-k-oracle";
@@ -90,6 +90,11 @@ impl Policy for TopKOracle {
 
     fn select(&self, observation: &Observation<'_>) -> Result<Plan> {
         self.alone()?.select(observation)
+    }
+
+    /// As CIS, which needs a query.
+    fn needs(&self) -> Needs {
+        Needs { window: 1, ..Needs::default() }
     }
 
     fn init_cache(

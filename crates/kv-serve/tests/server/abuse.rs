@@ -156,11 +156,15 @@ async fn requests_are_refused_until_the_model_is_loaded() {
     };
     let served = tokio::spawn(serve(listener, loading, settings(), until));
     let early = tokio::task::spawn_blocking(move || {
-        ["/health", "/ready", "/v1/models"].map(|path| ask(address, path))
+        ["/health", "/ready", "/v1/models", "/"].map(|path| ask(address, path))
     });
-    for (status, text) in early.await.unwrap() {
-        assert!(status == 503 && text.contains("the model is being loaded"), "{status} {text}");
+    let early = early.await.unwrap();
+    for (status, text) in &early {
+        let told = text.to_lowercase().contains("the model is being loaded");
+        assert!(*status == 503 && told, "{status} {text}");
     }
+    let pages = early.map(|(_, text)| text.contains("text/html") && text.contains("refresh"));
+    assert_eq!(pages, [false, false, false, true]);
     assert!(load.send(engine(EngineOptions::default())).is_ok());
     let ready = tokio::task::spawn_blocking(move || {
         let begun = Instant::now();

@@ -182,6 +182,15 @@ impl PolicyState for CisIndex {
         Ok(Box::new(Self(IndexSets::concat(sets)?)))
     }
 
+    fn accepts(&self, from: &dyn PolicyState) -> bool {
+        states_of::<Self>(self, &[from]).is_ok_and(|parts| self.0.accepts(&parts[1].0))
+    }
+
+    fn replace_row(&mut self, row: usize, from: &dyn PolicyState) -> Result<()> {
+        let from = states_of::<Self>(self, &[from])?[1].0.clone();
+        Ok(self.0.replace(row * from.tensors().0.dims()[0], from)?)
+    }
+
     fn to_host(&self) -> Result<Option<HostState>> {
         let (table, vectors) = self.0.tensors();
         let header: Header = (vectors.dims(), table.dims()[1]);

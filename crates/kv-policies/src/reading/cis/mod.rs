@@ -102,9 +102,9 @@ impl Policy for Cis {
 
     fn needs(&self) -> Needs {
         let options = &self.options;
-        let vote = if options.votes() { options.vote } else { 0 };
         let labels = options.labels.map_or(0, |_| options.label_window());
-        Needs { window: vote.max(labels), ..Needs::default() }
+        // One query at least: it shows how many heads have vectors.
+        Needs { window: options.vote.max(labels), ..Needs::default() }
     }
 
     fn init_cache(
@@ -139,7 +139,10 @@ impl Policy for Cis {
             cache.set_int_state(CHANNELS, channels);
             LabelKeys::keep(cache)?;
         }
-        Ok(())
+        match self.shape_of_vectors(observation) {
+            Some(shape) => Ok(CisIndex(self.index_sets(cache, shape)?).put_into(cache)?),
+            None => Ok(()),
+        }
     }
 
     fn restore(&self, cache: &mut LayerCache) -> Result<()> {
@@ -197,7 +200,7 @@ impl Cis {
         let capacity = cache.layout().most_capacity();
         match cache.policy_state::<CisIndex>().map(CisIndex::sets) {
             None => {
-                CisIndex(self.index_sets(cache, &vectors)?).put_into(cache)?;
+                CisIndex(self.index_sets(cache, vectors.dims())?).put_into(cache)?;
             }
             // The cache has grown since these sets were made.
             Some(sets) if sets.width() < capacity => {
@@ -285,9 +288,24 @@ impl Cis {
         self.rule(self.budgets(cache)?.iter().max().copied().unwrap_or(1))
     }
 
-    /// Index sets for every range of a cache, by the heads' own budgets.
-    fn index_sets(&self, cache: &LayerCache, vectors: &Tensor<3>) -> Result<IndexSets> {
-        let [ranges, parts, length] = vectors.dims();
+    /// The shape of [`Self::vectors`] in the steps behind a prompt, `[ranges, parts, length]`.
+    /// `None` for hidden states, which a prompt does not show, and for a prompt without a query: the
+    /// first step tells.
+    fn shape_of_vectors(&self, observation: &Observation<'_>) -> Option<[usize; 3]> {
+        let [_, kv_heads, _, head_dim] = observation.keys.dims();
+        let [batch, heads, _, _] = observation.window.as_ref()?.dims();
+        let own = self.options.sets_of(kv_heads, heads);
+        match self.options.similarity {
+            Similarity::RawQuery | Similarity::Query => Some([batch * own, heads / own, head_dim]),
+            Similarity::Key => Some([batch * own, 1, head_dim]),
+            Similarity::Hidden => None,
+        }
+    }
+
+    /// Index sets for every range of a cache, by the heads' own budgets, and for vectors of this
+    /// shape.
+    fn index_sets(&self, cache: &LayerCache, vectors: [usize; 3]) -> Result<IndexSets> {
+        let [ranges, parts, length] = vectors;
         let (budgets, each) = (self.budgets(cache)?, ranges / cache.layout().head_ranges().max(1));
         let rules = (0..ranges).map(|range| self.rule(budgets[range / each]));
         let rules = rules.collect::<Result<Vec<_>>>()?;
