@@ -105,7 +105,8 @@ pub enum ModelError {
     /// A policy that needs all heads, on a rank that has a part of them.
     #[error(
         "policy `{policy}` compares the heads of a layer, and {shard} has only a part of them; \
-         run it on one rank, or choose a policy or options whose heads decide by themselves"
+         run it on one rank, or choose a policy or options whose heads decide by themselves, such \
+         as `longflow` with `\"scope\": \"head\"`"
     )]
     ComparesHeads {
         /// The policy.

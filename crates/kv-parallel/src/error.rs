@@ -58,6 +58,24 @@ pub enum ParallelError {
         /// Numbers of this rank.
         actual: usize,
     },
+    /// A rank that was started in another way than rank 0.
+    #[error("{what} of rank {rank} is {actual}, and of rank 0 {expected}: start all ranks alike")]
+    Unlike {
+        /// The rank.
+        rank: usize,
+        /// What differs.
+        what: &'static str,
+        /// The rank's.
+        actual: String,
+        /// Rank 0's.
+        expected: String,
+    },
+    /// Something that some ranks did and others could not.
+    #[error("some ranks could {action}, and others could not: their logs say why")]
+    Uneven {
+        /// What they were to do.
+        action: &'static str,
+    },
     /// A tensor that cannot be read.
     #[error("a tensor that all ranks add cannot be read: {reason}")]
     Unreadable {

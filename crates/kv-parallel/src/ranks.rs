@@ -94,6 +94,16 @@ impl Ranks {
         #[cfg(feature = "cuda")]
         if Device::enumerate(burn::tensor::DeviceType::Cuda).iter().any(|d| d == device) {
             let nccl = crate::Nccl::new(self.shard)?;
+            if nccl.device() != device {
+                let reason = format!(
+                    "{} computes on {:?}, but its GPU is {:?}: let all ranks see the same GPUs \
+                     (CUDA_VISIBLE_DEVICES), as many as there are ranks, and name none of them",
+                    self.shard,
+                    device,
+                    nccl.device()
+                );
+                return Err(ParallelError::Nccl { reason });
+            }
             let wanted = env::var_os(DIRECT).is_none_or(|value| value != "0");
             if !meeting.agree(wanted)? {
                 return Ok(Arc::new(nccl));

@@ -156,7 +156,8 @@ fn a_rank_that_dies_ends_all() {
         let output = again(task).output().unwrap();
         let text = text(&output);
         assert!(!output.status.success(), "{text}");
-        assert!(text.contains("rank 1 of 3 has died"), "{text}");
+        assert!(text.contains("rank 1 of 3 has ended: "), "{text}");
+        assert!(text.contains("the connection to rank 1 of 3 broke"), "{text}");
         assert!(begun.elapsed() < SOON, "{task}: {:?}", begun.elapsed());
     }
 }

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use kv_core::Budget;
+use kv_models::ModelError;
+use kv_parallel::Shard;
 use kv_policies::{
     Composition, Entry, POLICIES, Policy, PolicyError, build, build_named, with_budget,
 };
@@ -71,6 +73,18 @@ impl Policies {
             limits: !allowed.is_empty(),
             most: None,
         })
+    }
+
+    /// Checks that the default policy can run where each of several ranks has a part of the heads.
+    ///
+    /// # Errors
+    /// [`ModelError::ComparesHeads`], and a policy that cannot be built.
+    pub(crate) fn check_ranks(&self, shard: Shard) -> kv_models::Result<()> {
+        let policy = build(&with_budget(&self.default, self.budget))?;
+        if shard.is_part() && policy.capabilities().compares_heads {
+            return Err(ModelError::ComparesHeads { policy: policy.name().into(), shard });
+        }
+        Ok(())
     }
 
     /// Where the operator's budget is a share, it leaves at least so many tokens of a prompt, so

@@ -24,6 +24,7 @@ const OTHER_FILES: u64 = 128;
 /// What is wrong with the command line, the model or the address.
 pub async fn run(args: &Args, ranks: &Ranks) -> Result<()> {
     let settings = settings(args)?;
+    settings.policies.check_ranks(ranks.shard()).context("--policy")?;
     // Before the model is loaded, which takes long: a port that is taken is known at once.
     let listener = server::listen(SocketAddr::new(args.host, args.port))?;
     let address = listener.local_addr()?;

@@ -128,14 +128,17 @@ impl<'a> Contexts<'a> {
         contexts
     }
 
-    /// The names of all contexts.
-    pub(super) fn names(&self) -> Vec<String> {
-        self.all.keys().cloned().collect()
+    /// The tokens of each context, and its policy's configuration.
+    pub(super) fn documents(&self) -> BTreeMap<String, (Vec<u32>, String)> {
+        let document = |context: &Context<'_>| {
+            (context.tokens.clone(), context.session.policy().config().to_string())
+        };
+        self.all.iter().map(|(name, context)| (name.clone(), document(context))).collect()
     }
 
-    /// Whether there is a context of this name.
-    pub(super) fn has(&self, name: &str) -> bool {
-        self.all.contains_key(name)
+    /// Whether a context has files.
+    pub(super) fn is_saved(&self, name: &str) -> bool {
+        self.all.get(name).is_some_and(|context| context.files.is_some())
     }
 
     /// Leaves the contexts of these names, which all ranks have.
@@ -143,7 +146,10 @@ impl<'a> Contexts<'a> {
         self.all.retain(|name, _| {
             let stays = names.contains(name);
             if !stays {
-                tracing::warn!("context `{name}` is not loaded: another rank does not have it");
+                tracing::warn!(
+                    "context `{name}` is not loaded: another rank does not have it, or has \
+                     another document by this name"
+                );
             }
             stays
         });
@@ -266,9 +272,19 @@ impl<'a> Contexts<'a> {
     /// # Errors
     /// [`JobError::UnknownContext`], and [`JobError::Model`] where a file stays.
     pub(super) fn forget(&mut self, name: &str) -> Result<(), JobError> {
-        let unknown = self.unknown(name);
-        let context = self.all.remove(name).ok_or(unknown)?;
-        if let (Some(files), Some(_)) = (self.files(name), context.files) {
+        let forgotten = self.forget_files(name);
+        self.all.remove(name);
+        forgotten
+    }
+
+    /// Drops the files of a context, which stays.
+    ///
+    /// # Errors
+    /// [`JobError::UnknownContext`], and [`JobError::Model`] where a file stays.
+    pub(super) fn forget_files(&mut self, name: &str) -> Result<(), JobError> {
+        let (unknown, files) = (self.unknown(name), self.files(name));
+        let context = self.all.get_mut(name).ok_or(unknown)?;
+        if let (Some(files), Some(_)) = (files, context.files.take()) {
             for path in [&files.names, &files.cache] {
                 match fs::remove_file(path) {
                     Err(error) if error.kind() != io::ErrorKind::NotFound => {

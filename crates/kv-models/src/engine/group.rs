@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kv_core::{Error as CacheError, KvCache, LayerCache};
+use kv_core::{KvCache, LayerCache};
 use kv_kernels::largest_tensor;
 use kv_parallel::ParallelError;
 use kv_policies::{Policy, SlotWeights, build};
@@ -40,63 +40,69 @@ struct Step {
 }
 
 impl<'a> Group<'a> {
-    /// A group with a sequence in it, within a part of the engine's bytes.
+    /// A group with a sequence in it, within a part of the engine's bytes. Its ranks have equally
+    /// many rows, however many slots their own heads take.
     ///
     /// # Errors
-    /// [`JobError::TooLarge`] where the sequence alone takes more, and the errors of the device.
+    /// [`ParallelError`] where the ranks have lost each other. Within: [`JobError::TooLarge`] where
+    /// the sequence alone takes more, and the errors of the device.
     pub(super) fn with(
         model: &'a Model,
         one: Decoder<'a>,
         row: Row,
         room: usize,
-        options: &EngineOptions,
-    ) -> Result<Self, Failed<Row>> {
+        (options, script): (&EngineOptions, &Script),
+    ) -> Result<Result<Self, Failed<Row>>, ParallelError> {
         let session = one.session();
         let part = options.bytes / options.groups.max(1);
-        let own = bytes_of(session.cache());
-        let policy = session.policy().name().to_string();
-        let too_large = |needed, row| {
-            let fits =
-                "give fewer tokens or a smaller budget, or a policy whose steps only append, \
-                        such as `snapkv`"
-                    .to_string();
-            Err(Box::new((JobError::TooLarge { policy, needed, limit: part, fits }, row)))
+        let too_large = |needed| JobError::TooLarge {
+            policy: session.policy().name().into(),
+            needed,
+            limit: part,
+            fits: "give fewer tokens or a smaller budget, or a policy whose steps only append, \
+                   such as `snapkv`"
+                .into(),
         };
-        let group = if session.appends_only() {
+        let own = bytes_of(session.cache());
+        let made = if session.appends_only() {
             Self::arena(model, session.slot_weights(), options)
-        } else if own > part {
-            return too_large(own, row);
+        } else if !script.agree(own <= part)? {
+            Err(too_large(own))
         } else if session.has_replaceable_rows() {
             // Capacities of rows are rounded up.
-            let needed = match session.rows_like(1) {
+            let needed = match script.alike(session.rows_like(1), "make a row")? {
                 Ok(one) => bytes_of(one.cache()),
-                Err(error) => return Err(Box::new((error.into(), row))),
+                Err(error) => return Ok(Err(Box::new((error.into(), row)))),
             };
-            if needed > part {
-                return too_large(needed, row);
+            if !script.agree(needed <= part)? {
+                return Ok(Err(Box::new((too_large(needed), row))));
             }
             // A row alone is never idle while steps run. Idle rows rest as copies of one more
             // sequence.
-            let fit = part / needed.max(1);
+            let fit = script.least(part / needed.max(1))?;
             let rows = if fit > 2 { (fit - 1).min(options.rows) } else { 1 };
-            let like = session.rows_like(rows).map_err(JobError::from);
-            like.and_then(|like| {
-                let mut group = Self::new(like, rows)?;
-                if rows > 1 {
-                    group.decoder = group.decoder.resting_like(session);
-                }
-                Ok(group)
-            })
+            Self::like(session, rows)
         } else {
-            return Ok(Self::alone(one, row));
+            return Ok(Ok(Self::alone(one, row)));
         };
-        match group {
-            Err(error) => Err(Box::new((error, row))),
-            Ok(mut group) => match group.join(&one, row, room)? {
-                None => Ok(group),
-                Some(row) => too_large(own, row),
-            },
+        let mut group = match script.alike(made, "make a group")? {
+            Ok(group) => group,
+            Err(error) => return Ok(Err(Box::new((error, row)))),
+        };
+        if !script.agree(group.has_place(&one, room))? {
+            return Ok(Err(Box::new((too_large(own), row))));
         }
+        let joined = group.join(&one, row, room);
+        Ok(script.alike(joined, "join a group")?.map(|()| group))
+    }
+
+    /// Rows like the one sequence of `session`.
+    fn like(session: &Session<'a>, rows: usize) -> Result<Self, JobError> {
+        let mut group = Self::new(session.rows_like(rows)?, rows)?;
+        if rows > 1 {
+            group.decoder = group.decoder.resting_like(session);
+        }
+        Ok(group)
     }
 
     /// Rows for policies whose steps append and attend to all live slots.
@@ -168,21 +174,28 @@ impl<'a> Group<'a> {
         self.decoder.session().cache().layers.iter().all(LayerCache::is_arena)
     }
 
-    /// Gives a sequence a row; gives the job back where there is none, or no room.
+    /// Whether there is a row and room for a sequence that the group [`Self::accepts`].
+    pub(super) fn has_place(&self, one: &Decoder<'_>, room: usize) -> bool {
+        self.rows.iter().any(Option::is_none) && self.decoder.has_room_for(one, room)
+    }
+
+    /// Gives a sequence a row, where it [has a place](Self::has_place).
     pub(super) fn join(
         &mut self,
         one: &Decoder<'_>,
         mut row: Row,
         room: usize,
-    ) -> Result<Option<Row>, Failed<Row>> {
-        let Some(free) = self.rows.iter().position(Option::is_none) else { return Ok(Some(row)) };
+    ) -> Result<(), Failed<Row>> {
+        let Some(free) = self.rows.iter().position(Option::is_none) else {
+            let reason = "all rows of its group are taken".into();
+            return Err(Box::new((JobError::StepFailed { reason }, row)));
+        };
         match self.decoder.join(free, one, room) {
             Ok(in_flight) => {
                 row.skips = in_flight;
                 self.rows[free] = Some(row);
-                Ok(None)
+                Ok(())
             }
-            Err(ModelError::Cache(CacheError::ArenaFull { .. })) => Ok(Some(row)),
             Err(error) => Err(Box::new((error.into(), row))),
         }
     }
@@ -202,6 +215,7 @@ impl<'a> Group<'a> {
         let draws = match self.decoder.draws() {
             Ok(draws) => draws,
             Err(error) => {
+                let error = script.failed(error, "decode a step")?;
                 self.fail(&error.to_string(), totals);
                 return Ok(());
             }
@@ -231,6 +245,7 @@ impl<'a> Group<'a> {
                 // No step is in flight where rows have shapers.
                 Decision::Replaced(token) => {
                     if let Err(error) = self.decoder.replace_token(at, token) {
+                        let error = script.failed(error, "replace a token")?;
                         self.fail(&error.to_string(), totals);
                         return Ok(());
                     }

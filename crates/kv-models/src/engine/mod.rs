@@ -166,6 +166,7 @@ impl Engine {
         let (loaded, loading) = channel();
         let state = Arc::new(State::default());
         let (own_options, own_state) = (options.clone(), Arc::clone(&state));
+        let meeting = options.meeting.clone();
         let spawned = thread::Builder::new().name("engine".into()).spawn(move || {
             let model = match load() {
                 Ok(model) => model,
@@ -184,10 +185,14 @@ impl Engine {
             let _ = loaded.send(Ok(ModelCard::new(&model)));
             let ended = catch_unwind(AssertUnwindSafe(|| worker.run(&received)));
             own_state.is_closed.store(true, Ordering::Release);
-            match ended {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::error!("the engine has ended: {error}"),
-                Err(_) => tracing::error!("the engine has panicked, and takes no more jobs"),
+            let reason = match ended {
+                Ok(Ok(())) => return,
+                Ok(Err(error)) => format!("the engine has ended: {error}"),
+                Err(_) => "the engine has panicked, and takes no more jobs".into(),
+            };
+            tracing::error!("{reason}");
+            if let Some(meeting) = meeting {
+                meeting.abandon(&reason);
             }
         });
         let stopped = |reason: String| JobError::Stopped { reason };

@@ -6,6 +6,7 @@
 //! All else follows from them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kv_parallel::{Meeting, ParallelError};
 use kv_policies::Policy;
@@ -15,6 +16,9 @@ use serde::{Deserialize, Serialize};
 use super::job::{Job, JobError, JobId, LogitsShaper};
 use super::worker::{Command, Submitted};
 use crate::{ModelError, Request, Sampling};
+
+/// How long a rank that has failed waits for the others to fail, too.
+const FAILING: Duration = Duration::from_secs(5);
 
 /// Who makes an engine's choices.
 #[derive(Debug, Clone)]
@@ -50,6 +54,59 @@ impl Script {
         match self {
             Self::Alone => Ok(own),
             Self::Leads(meeting) | Self::Follows(meeting) => meeting.agree(own),
+        }
+    }
+
+    /// The least number of all ranks.
+    ///
+    /// # Errors
+    /// [`ParallelError::RankLeft`].
+    pub(super) fn least(&self, own: usize) -> Result<usize, ParallelError> {
+        match self {
+            Self::Alone => Ok(own),
+            Self::Leads(meeting) | Self::Follows(meeting) => {
+                let all = meeting.gather(&(own as u64).to_le_bytes())?;
+                let numbers = all.iter().filter_map(|bytes| bytes.as_slice().try_into().ok());
+                let least = numbers.map(u64::from_le_bytes).min().unwrap_or(0);
+                Ok(usize::try_from(least).unwrap_or(own))
+            }
+        }
+    }
+
+    /// What came of something that all ranks tried. Where it failed on all of them, which goes on
+    /// as where it succeeded on all, each has its own error.
+    ///
+    /// # Errors
+    /// [`ParallelError::Uneven`] where it failed on some ranks alone, [`ParallelError::RankLeft`].
+    pub(super) fn alike<T, E>(
+        &self,
+        own: Result<T, E>,
+        action: &'static str,
+    ) -> Result<Result<T, E>, ParallelError> {
+        match self.agree(own.is_ok())? || self.agree(own.is_err())? {
+            true => Ok(own),
+            false => Err(ParallelError::Uneven { action }),
+        }
+    }
+
+    /// An error, where all ranks have one in this place, so that all go on. A rank that fails alone
+    /// ends the group, since the others may wait for its part of a sum.
+    ///
+    /// # Errors
+    /// [`ParallelError::Uneven`], [`ParallelError::RankLeft`].
+    pub(super) fn failed<E: std::fmt::Display>(
+        &self,
+        error: E,
+        action: &'static str,
+    ) -> Result<E, ParallelError> {
+        let (Self::Leads(meeting) | Self::Follows(meeting)) = self else { return Ok(error) };
+        match meeting.fail_together(FAILING) {
+            Ok(true) => Ok(error),
+            failed => {
+                tracing::error!("{action}: {error}");
+                failed?;
+                Err(ParallelError::Uneven { action })
+            }
         }
     }
 
@@ -179,9 +236,7 @@ impl Told {
             Self::Forget(name) => Command::Forget { name, reply: unheard() },
             Self::Save(name) => Command::Save { name, reply: unheard() },
             // The first rank says when.
-            Self::ShutDown => {
-                Command::ShutDown { patience: std::time::Duration::ZERO, reply: unheard() }
-            }
+            Self::ShutDown => Command::ShutDown { patience: Duration::ZERO, reply: unheard() },
         })
     }
 }

@@ -301,7 +301,7 @@ fn first_token<'a>(
     };
     let (mut one, drawn) = match drawn() {
         Ok(drawn) => drawn,
-        Err(error) => return Ok(Err(error)),
+        Err(error) => return Ok(Err(script.failed(error, "draw a first token")?)),
     };
     let has_position = one.session().has_position(0);
     let decision = script.choose(|| row.take(model, drawn, || one.row_logits(0), has_position))?;

@@ -27,7 +27,7 @@ use super::pace::Pace;
 use super::places::{Limits, Offer, Place};
 use super::prefixes::Prefixes;
 use super::repeated::Repeated;
-use super::row::{Failed, Updates};
+use super::row::{Failed, Row, Updates};
 use super::script::{Script, Told, Turn};
 use super::start::{Opened, Ready, Starting, Waiting, open};
 use super::{EngineOptions, State};
@@ -149,11 +149,14 @@ impl<'a> Worker<'a> {
             true => folder.join(format!("rank-{}-of-{}", shard.rank(), shard.world())),
             false => folder,
         });
+        check_alike(model, &options, &script)?;
         let mut contexts = Contexts::load(model, options.context_bytes, folder);
-        let names = script.choose(|| contexts.names()).map_err(ModelError::from)?;
+        let first = script.choose(|| contexts.documents()).map_err(ModelError::from)?;
+        let own = contexts.documents();
         let mut shared = Vec::new();
-        for name in names {
-            if script.agree(contexts.has(&name)).map_err(ModelError::from)? {
+        for (name, document) in first {
+            // A folder that was restored in part may have other documents under these names.
+            if script.agree(own.get(&name) == Some(&document)).map_err(ModelError::from)? {
                 shared.push(name);
             }
         }
@@ -206,7 +209,7 @@ impl<'a> Worker<'a> {
             let steps = self.groups.iter().any(|group| !group.is_idle());
             let prompts = self.prefill(steps)?;
             let prefilled = began.elapsed();
-            self.join();
+            self.join()?;
             let joined = began.elapsed();
             for group in &mut self.groups {
                 if !group.is_idle() {
@@ -301,7 +304,7 @@ impl<'a> Worker<'a> {
                 for Submitted { id, job, updates } in jobs {
                     self.totals.submitted += 1;
                     let since = Instant::now();
-                    self.enqueue(Waiting::Job { id, job, updates, since, place: None });
+                    self.enqueue(Waiting::Job { id, job, updates, since, place: None })?;
                 }
             }
             Command::Cancel(id) => self.cancel(id),
@@ -310,7 +313,7 @@ impl<'a> Worker<'a> {
                 drop(reply.send(picture));
             }
             Command::Compress { id, name, tokens, policy, reply } => {
-                self.enqueue(Waiting::Context { id, name, tokens, policy, reply });
+                self.enqueue(Waiting::Context { id, name, tokens, policy, reply })?;
             }
             Command::Contexts(reply) => drop(reply.send(self.contexts.list())),
             Command::Forget { name, reply } => {
@@ -321,8 +324,17 @@ impl<'a> Worker<'a> {
                 drop(reply.send(forgotten));
             }
             Command::Save { name, reply } => {
+                let was_saved = self.contexts.is_saved(&name);
                 let saved = self.contexts.save(&name);
-                drop(reply.send(self.on_all(saved, || format!("save context `{name}`"))?));
+                let is_written = saved.is_ok();
+                let saved = self.on_all(saved, || format!("save context `{name}`"))?;
+                if saved.is_err() && is_written && !was_saved {
+                    // A part of a context is no context.
+                    if let Err(error) = self.contexts.forget_files(&name) {
+                        tracing::error!("{error}");
+                    }
+                }
+                drop(reply.send(saved));
             }
             Command::ShutDown { patience, reply } => {
                 let until = Instant::now() + patience;
@@ -341,8 +353,13 @@ impl<'a> Worker<'a> {
         action: impl Fn() -> String,
     ) -> Result<Result<T, JobError>, ParallelError> {
         let all = self.script.agree(own.is_ok())?;
+        // The first rank's own error is its answer.
         if let (true, Err(error)) = (self.script.follows(), &own) {
-            tracing::error!("this rank could not {}: {error}", action());
+            let shard = self.model.llama().ranks().shard();
+            match error {
+                JobError::UnknownContext { .. } => {}
+                error => tracing::error!("{shard} could not {}: {error}", action()),
+            }
         }
         Ok(own.and_then(|own| match all {
             true => Ok(own),
@@ -415,8 +432,15 @@ impl<'a> Worker<'a> {
     }
 
     /// Adds to the queue, or refuses.
-    fn enqueue(&mut self, mut waiting: Waiting) {
-        match self.check(&waiting) {
+    ///
+    /// # Errors
+    /// [`ParallelError`] where the ranks have lost each other.
+    fn enqueue(&mut self, mut waiting: Waiting) -> Result<(), ParallelError> {
+        let checked = self.check(&waiting);
+        // The first rank decides: what is kept of a context may differ between heads.
+        let is_taken = self.script.choose(|| checked.is_ok())?;
+        let refused = if is_taken { Ok(()) } else { checked.and(Err(JobError::ShuttingDown)) };
+        match refused {
             Ok(()) => {
                 let found = self.place(&waiting);
                 if let Waiting::Job { job, place, .. } = &mut waiting
@@ -432,6 +456,7 @@ impl<'a> Worker<'a> {
                 waiting.fail(error);
             }
         }
+        Ok(())
     }
 
     /// Begins with the next prompt that has room behind it.
@@ -456,6 +481,7 @@ impl<'a> Worker<'a> {
             }
             Err(failed) => {
                 let (error, waiting) = *failed;
+                let error = self.script.failed(error, "begin a prompt")?;
                 self.totals.failed += 1;
                 waiting.fail(error);
             }
@@ -579,6 +605,7 @@ impl<'a> Worker<'a> {
                     break;
                 }
                 Err(error) => {
+                    let error = self.script.failed(error, "compute a prompt")?;
                     self.totals.failed += 1;
                     self.starting.remove(at).waiting.fail(error);
                     break;
@@ -599,6 +626,7 @@ impl<'a> Worker<'a> {
             Ok(finished) => finished,
             Err(failed) => {
                 let (error, waiting) = *failed;
+                let error = self.script.failed(error, "compress a prompt")?;
                 self.totals.failed += 1;
                 waiting.fail(error);
                 return Ok(());
@@ -609,6 +637,12 @@ impl<'a> Worker<'a> {
                 self.totals.prompt_tokens += (tokens.len() - shared) as u64;
                 self.totals.cached_tokens += shared as u64;
                 let inserted = self.contexts.insert(&name, tokens, session);
+                let is_in = inserted.is_ok();
+                let inserted = self.on_all(inserted, || format!("keep context `{name}`"))?;
+                if is_in && inserted.is_err() {
+                    // Not saved yet, so that nothing but memory is freed.
+                    drop(self.contexts.forget(&name));
+                }
                 self.state.note_contexts(self.contexts.lengths());
                 drop(reply.send(inserted));
             }
@@ -656,49 +690,67 @@ impl<'a> Worker<'a> {
     }
 
     /// Gives jobs that are ready a row, where one is free.
-    fn join(&mut self) {
+    fn join(&mut self) -> Result<(), ParallelError> {
         for parked in std::mem::take(&mut self.ready) {
             let Parked { ready, place, since } = parked;
-            if let Some(ready) = self.join_one(*ready) {
+            // Ranks agree about a row, which takes time: they do where the first rank has one.
+            let tries = self.script.choose(|| self.may_join(&ready))?;
+            let waits = match tries {
+                true => self.join_one(*ready)?,
+                false => Some(*ready),
+            };
+            if let Some(ready) = waits {
                 self.ready.push(Parked { ready: Box::new(ready), place, since });
             }
         }
+        Ok(())
     }
 
-    /// Gives a job a row; gives the job back where it must wait.
-    fn join_one(&mut self, ready: Ready<'a>) -> Option<Ready<'a>> {
-        let Ready { one, mut row, room } = ready;
+    /// Whether this rank has a row for a job, or room for another group.
+    fn may_join(&self, Ready { one, room, .. }: &Ready<'_>) -> bool {
+        let serves = |group: &Group<'_>| group.accepts(one) && group.has_place(one, *room);
+        self.groups.iter().any(serves) || self.may_add_group(one) || self.idle_group().is_some()
+    }
+
+    /// Gives a job a row on all ranks; gives the job back where it must wait.
+    fn join_one(&mut self, ready: Ready<'a>) -> Result<Option<Ready<'a>>, ParallelError> {
+        let Ready { one, row, room } = ready;
         for group in &mut self.groups {
-            if !group.accepts(&one) {
+            if !self.script.agree(group.accepts(&one))? {
                 continue;
             }
-            let was_idle = group.is_idle();
-            match group.join(&one, row, room) {
-                Ok(None) => return None,
-                // It waits until others leave.
-                Ok(Some(row)) if !was_idle => return Some(Ready { one, row, room }),
-                Ok(Some(back)) => row = back,
-                Err(failed) => {
-                    let (error, mut row) = *failed;
-                    self.totals.failed += 1;
-                    row.tell(Update::Failed(error));
-                    return None;
+            if self.script.agree(group.has_place(&one, room))? {
+                let joined = group.join(&one, row, room);
+                if let Err(failed) = self.script.alike(joined, "join a group")? {
+                    self.fail_row(*failed);
                 }
+                return Ok(None);
+            }
+            // It waits until others leave.
+            if !group.is_idle() {
+                return Ok(Some(Ready { one, row, room }));
             }
         }
-        if self.groups.len() >= self.options.groups.max(1) || !self.leaves_room(&one) {
-            let Some(idle) = self.idle_group() else { return Some(Ready { one, row, room }) };
+        if !self.may_add_group(&one) {
+            let idle = self.script.choose(|| self.idle_group())?;
+            let Some(idle) = idle else { return Ok(Some(Ready { one, row, room })) };
             self.groups.remove(idle);
         }
-        match Group::with(self.model, one, row, room, &self.options) {
+        match Group::with(self.model, one, row, room, (&self.options, &self.script))? {
             Ok(group) => self.groups.push(group),
-            Err(failed) => {
-                let (error, mut row) = *failed;
-                self.totals.failed += 1;
-                row.tell(Update::Failed(error));
-            }
+            Err(failed) => self.fail_row(*failed),
         }
-        None
+        Ok(None)
+    }
+
+    fn fail_row(&mut self, (error, mut row): (JobError, Row)) {
+        self.totals.failed += 1;
+        row.tell(Update::Failed(error));
+    }
+
+    /// Whether there may be one group more, for a sequence.
+    fn may_add_group(&self, one: &Decoder<'_>) -> bool {
+        self.groups.len() < self.options.groups.max(1) && self.leaves_room(one)
     }
 
     /// A group that may make room for another one; if possible, a group that no prompt on its way
@@ -781,20 +833,55 @@ impl<'a> Worker<'a> {
         self.published = Instant::now();
         let jobs: Vec<JobLoad> = self.groups.iter().flat_map(Group::loads).collect();
         let (options, shared) = (&self.options, self.contexts.bytes() + self.prefixes.bytes());
+        // Of all ranks: each has as much, as far as their heads keep equal numbers of slots.
+        let ranks = self.model.llama().ranks().shard().world();
         let part = options.bytes / options.groups.max(1);
         let load = Load {
             waiting: 0,
             prefilling: self.starting.len() + self.ready.len(),
             running: self.groups.iter().map(Group::running).sum(),
-            bytes: jobs.iter().map(|job| job.held.bytes).sum::<usize>() + shared,
-            allocated: self.groups.iter().map(Group::bytes).sum::<usize>() + shared,
-            most_bytes: options.bytes + options.context_bytes + options.prefix_bytes,
+            bytes: jobs.iter().map(|job| job.held.bytes).sum::<usize>() + ranks * shared,
+            allocated: ranks * (self.groups.iter().map(Group::bytes).sum::<usize>() + shared),
+            most_bytes: ranks * (options.bytes + options.context_bytes + options.prefix_bytes),
             fullest: self.groups.iter().map(|group| group.share(part)).fold(0.0, f64::max),
             jobs,
             totals: self.totals,
         };
         *self.state.load.lock().unwrap_or_else(PoisonError::into_inner) = load;
     }
+}
+
+/// Checks that all ranks run one model by equal options.
+fn check_alike(model: &Model, options: &EngineOptions, script: &Script) -> Result<(), JobError> {
+    let EngineOptions { rows, queue, bytes, groups, prefill_share, .. } = options;
+    let EngineOptions { prefix_bytes, context_bytes, contexts, .. } = options;
+    let own = [
+        ("model", model.name().to_string()),
+        ("shape", format!("{:?}", model.config())),
+        ("dtype", format!("{:?}", model.llama().dtype())),
+        ("rows", rows.to_string()),
+        ("queue", queue.to_string()),
+        ("bytes of caches", bytes.to_string()),
+        ("groups", groups.to_string()),
+        ("share of prompts", prefill_share.to_string()),
+        ("bytes of prefixes", prefix_bytes.to_string()),
+        ("bytes of contexts", context_bytes.to_string()),
+        ("folder of contexts", contexts.is_some().to_string()),
+    ];
+    let told = || own.iter().map(|(_, value)| value.clone()).collect::<Vec<_>>();
+    let first = script.choose(told).map_err(ModelError::from)?;
+    let mut pairs = own.into_iter().zip(first);
+    let unlike = pairs.find(|((_, own), first)| own != first);
+    let all = script.agree(unlike.is_none()).map_err(ModelError::from)?;
+    let error = match unlike {
+        None if all => return Ok(()),
+        None => ParallelError::Uneven { action: "run the first rank's model by its options" },
+        Some(((what, actual), expected)) => {
+            let rank = model.llama().ranks().shard().rank();
+            ParallelError::Unlike { rank, what, actual, expected }
+        }
+    };
+    Err(ModelError::from(error).into())
 }
 
 /// Checks that the device has the memory that an engine was given. A group takes its part at its

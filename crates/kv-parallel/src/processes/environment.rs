@@ -43,12 +43,20 @@ impl Place {
         asked: bool,
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Option<Self>> {
-        if !asked && variable(MEETING).is_none() && variable(MASTER[0]).is_none() {
-            return Ok(None);
-        }
         let launcher = LAUNCHERS
             .iter()
             .find(|names| variable(names[0]).is_some() && variable(names[1]).is_some());
+        if !asked && variable(MEETING).is_none() && variable(MASTER[0]).is_none() {
+            let several = |names: &&[&str; 3]| variable(names[1]).is_some_and(|all| all != "1");
+            if let Some([rank, world, _]) = launcher.filter(several) {
+                tracing::warn!(
+                    "{rank} and {world} are not heeded, so that this process computes alone: set \
+                     {MEETING} or {}, or give `--tensor-parallel`",
+                    MASTER[0]
+                );
+            }
+            return Ok(None);
+        }
         let Some([rank, world, local]) = launcher else { return Ok(None) };
         let number = |name: &str| -> Result<Option<usize>> {
             let Some(value) = variable(name) else { return Ok(None) };
@@ -59,7 +67,9 @@ impl Place {
         if all == 1 {
             return Ok(None);
         }
-        let shard = Shard::new(own, all)?;
+        let shard = Shard::new(own, all).map_err(|_| {
+            refuse(world, &all.to_string(), &format!("expected more than {rank}, which is {own}"))
+        })?;
         let address = |name: &str, beyond: u16| -> Result<SocketAddr> {
             if let Some(value) = variable(name) {
                 let parsed = value.parse();
@@ -83,11 +93,16 @@ impl Place {
             let first = found.ok().and_then(|mut found| found.next());
             first.ok_or_else(|| refuse(MASTER[0], &host, "no such host"))
         };
+        let meeting = address(MEETING, 1)?;
         Ok(Some(Self {
             shard,
             local: number(local)?.unwrap_or(own),
-            meeting: address(MEETING, 1)?,
-            nccl: address(NCCL, 2)?,
+            meeting,
+            nccl: match (variable(NCCL), variable(MASTER[0])) {
+                // Ranks that add without NCCL need no address of it. Others meet behind this one.
+                (None, None) => SocketAddr::new(meeting.ip(), meeting.port().wrapping_add(1)),
+                _ => address(NCCL, 2)?,
+            },
             has_nccl: variable(NCCL).is_some(),
         }))
     }
@@ -179,9 +194,12 @@ mod tests {
         let text = message(&[("RANK", "x"), ("WORLD_SIZE", "2")]);
         assert_eq!(text, "RANK=x: expected a number from 0");
         let text = message(&[("RANK", "2"), ("WORLD_SIZE", "2")]);
-        assert_eq!(text, "rank 2 of 2 ranks: ranks count from 0");
+        assert_eq!(text, "WORLD_SIZE=2: expected more than RANK, which is 2");
         let text = message(&[("RANK", "1"), ("WORLD_SIZE", "2")]);
         assert!(text.contains("set KV_MEETING"), "{text}");
+        // NCCL's address follows from the meeting's.
+        let own = [("RANK", "1"), ("WORLD_SIZE", "2"), ("KV_MEETING", "127.0.0.1:4000")];
+        assert_eq!(find(&own).unwrap().unwrap().nccl, "127.0.0.1:4001".parse().unwrap());
         let own = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")];
         let text = message(&[&own[..], &[("MASTER_PORT", "65535")]].concat());
         assert!(text.contains("MASTER_PORT=65535"), "{text}");

@@ -12,9 +12,9 @@
 //! on its other side has died, which ends this process, too: the device may be in the midst of a
 //! sum that never comes.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -32,8 +32,10 @@ const GATHERING: Duration = Duration::from_secs(60);
 const KNOCKING: Duration = Duration::from_millis(50);
 /// How long a connection may take to introduce itself.
 const INTRODUCTION: Duration = Duration::from_secs(5);
+/// The most bytes of an introduction.
+const LONGEST_HELLO: u64 = 4 << 10;
 /// The exit code of a rank that ends because another one has died.
-const LOST: i32 = 75;
+pub(super) const LOST: i32 = 75;
 
 /// What a process says first.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,7 +76,7 @@ impl Meeting {
             true => gather(shard, address)?,
             false => vec![knock(shard, address)?],
         };
-        Self::over(shard, streams, exit)
+        Self::over(shard, streams, |message| exit(message))
     }
 
     /// A meeting over connections; `lost` is called with a message when one breaks.
@@ -118,6 +120,17 @@ impl Meeting {
         Ok(yes.first().is_some_and(|&yes| yes as usize == self.shard.world()))
     }
 
+    /// Whether all ranks fail in one place: each that fails calls it. A rank that goes on does not
+    /// answer, and one that adds meanwhile finds parts of different sizes.
+    ///
+    /// # Errors
+    /// [`ParallelError::RankLeft`]; [`ParallelError::UnequalParts`] where another rank adds.
+    pub fn fail_together(&self, patience: Duration) -> Result<bool> {
+        let all = self.add_within(vec![1.0], Some(patience))?;
+        Ok(all
+            .is_some_and(|all| all.first().is_some_and(|&all| all as usize == self.shard.world())))
+    }
+
     /// The bytes of all ranks, as many on each, in the order of ranks. All ranks call it.
     ///
     /// # Errors
@@ -140,19 +153,37 @@ impl Meeting {
         let _ = self.tell(&Frame::Done);
     }
 
-    fn tell(&self, frame: &Frame) -> Result<()> {
-        let mut writers = self.writers.lock().unwrap_or_else(PoisonError::into_inner);
-        for (at, writer) in writers.iter_mut().enumerate() {
-            frame.write(writer).map_err(|_| self.left(at))?;
-        }
-        Ok(())
+    /// Ends this process, and by that all other ranks' processes: they may wait for a sum to which
+    /// this rank adds nothing any more.
+    pub fn abandon(&self, reason: &str) -> ! {
+        exit(&format!("{}: {reason}; all ranks end", self.shard))
     }
 
-    /// The next numbers of a connection.
-    fn hear(&self, at: usize) -> Result<Vec<f32>> {
+    fn tell(&self, frame: &Frame) -> Result<()> {
+        let mut writers = self.writers.lock().unwrap_or_else(PoisonError::into_inner);
+        // All are told, also behind one that has left.
+        let mut told = Ok(());
+        for (at, writer) in writers.iter_mut().enumerate() {
+            if frame.write(writer).is_err() {
+                told = told.and(Err(self.left(at)));
+            }
+        }
+        told
+    }
+
+    /// The next numbers of a connection; `None` where they do not come in time.
+    fn hear(&self, at: usize, patience: Option<Duration>) -> Result<Option<Vec<f32>>> {
         let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
-        let heard = parts.get(at).and_then(|part| part.recv().ok());
-        heard.map(|bytes| numbers(&bytes)).ok_or_else(|| self.left(at))
+        let part = parts.get(at).ok_or_else(|| self.left(at))?;
+        let heard = match patience {
+            None => part.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(patience) => part.recv_timeout(patience),
+        };
+        match heard {
+            Ok(bytes) => Ok(Some(numbers(&bytes))),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => Err(self.left(at)),
+        }
     }
 
     fn left(&self, at: usize) -> ParallelError {
@@ -162,13 +193,19 @@ impl Meeting {
 
     /// Adds the numbers of all ranks, in the order of ranks.
     fn add(&self, own: Vec<f32>) -> Result<Vec<f32>> {
+        // Without a limit of time they come, or the rank leaves.
+        self.add_within(own, None)?.ok_or_else(|| self.left(0))
+    }
+
+    /// [`Self::add`]; `None` where a rank does not come in time.
+    fn add_within(&self, own: Vec<f32>, patience: Option<Duration>) -> Result<Option<Vec<f32>>> {
         if !self.shard.is_first() {
             self.tell(&Frame::numbers(&own))?;
-            return self.hear(0);
+            return self.hear(0, patience);
         }
         let mut parts = vec![own];
         for at in 0..self.shard.world() - 1 {
-            let part = self.hear(at)?;
+            let Some(part) = self.hear(at, patience)? else { return Ok(None) };
             let (expected, actual) = (parts[0].len(), part.len());
             if expected != actual {
                 return Err(ParallelError::UnequalParts { rank: at + 1, expected, actual });
@@ -177,7 +214,7 @@ impl Meeting {
         }
         let sum = sum(parts.into_iter());
         self.tell(&Frame::numbers(&sum))?;
-        Ok(sum)
+        Ok(Some(sum))
     }
 }
 
@@ -198,18 +235,33 @@ fn gather(shard: Shard, address: SocketAddr) -> Result<Vec<TcpStream>> {
     let listener = TcpListener::bind(address).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
     let mut found: Vec<Option<TcpStream>> = (1..shard.world()).map(|_| None).collect();
+    let (knocked, came) = channel();
     let begun = Instant::now();
     while found.iter().any(Option::is_none) {
         match listener.accept() {
+            // Whoever knocks may be silent: others are heard meanwhile.
             Ok((stream, _)) => {
-                if let Some((rank, stream)) = introduced(shard, stream)
-                    && let Some(free @ None) = found.get_mut(rank.wrapping_sub(1))
-                {
-                    *free = Some(stream);
-                }
+                let knocked = knocked.clone();
+                thread::spawn(move || {
+                    if let Some(found) = introduced(shard, stream) {
+                        // Nobody waits for it any more.
+                        let _ = knocked.send(found);
+                    }
+                });
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(KNOCKING),
             Err(error) => return Err(failed(error)),
+        }
+        for (rank, stream) in came.try_iter() {
+            match found.get_mut(rank.wrapping_sub(1)) {
+                Some(free @ None) => *free = Some(stream),
+                _ => tracing::warn!("a second process came as rank {rank}, and is not heard"),
+            }
+        }
+        for (at, stream) in found.iter().enumerate() {
+            if stream.as_ref().is_some_and(has_ended) {
+                return Err(ParallelError::RankLeft { rank: at + 1, world: shard.world() });
+            }
         }
         if begun.elapsed() > GATHERING {
             let present = 1 + found.iter().flatten().count();
@@ -228,11 +280,36 @@ fn gather(shard: Shard, address: SocketAddr) -> Result<Vec<TcpStream>> {
     Ok(streams)
 }
 
-/// A connection's rank, if it introduces itself as one of the group.
-fn introduced(shard: Shard, mut stream: TcpStream) -> Option<(usize, TcpStream)> {
+/// Whether the other side has closed a connection from which nothing has come.
+fn has_ended(stream: &TcpStream) -> bool {
+    let peeked = stream.set_nonblocking(true).and_then(|()| stream.peek(&mut [0]));
+    let _ = stream.set_nonblocking(false);
+    match peeked {
+        Ok(bytes) => bytes == 0,
+        Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+    }
+}
+
+/// A connection that is read until a time.
+struct Until<'a> {
+    stream: &'a TcpStream,
+    end: Instant,
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let left = self.end.saturating_duration_since(Instant::now());
+        // A time of 0 would mean no limit.
+        self.stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+        self.stream.read(to)
+    }
+}
+
+/// A connection's rank, if it introduces itself as one of the group in time.
+fn introduced(shard: Shard, stream: TcpStream) -> Option<(usize, TcpStream)> {
     stream.set_nonblocking(false).ok()?;
-    stream.set_read_timeout(Some(INTRODUCTION)).ok()?;
-    let Ok(Frame::Hello(bytes)) = Frame::read(&mut stream) else { return None };
+    let until = Until { stream: &stream, end: Instant::now() + INTRODUCTION };
+    let Ok(Frame::Hello(bytes)) = Frame::read(&mut until.take(LONGEST_HELLO)) else { return None };
     let hello: Hello = serde_json::from_slice(&bytes).ok()?;
     let expected = Hello { rank: hello.rank, ..Hello::of(shard) };
     if hello != expected {
@@ -291,7 +368,9 @@ fn watch(
             Err(error) => {
                 let (own, world) = (shard.rank(), shard.world());
                 tracing::debug!("the connection to rank {other}: {error}");
-                lost(&format!("rank {other} of {world} has died; rank {own} ends, too"));
+                lost(&format!(
+                    "the connection to rank {other} of {world} broke: rank {own} ends, too"
+                ));
                 return;
             }
         };
@@ -303,9 +382,10 @@ fn watch(
 }
 
 /// Ends the process, whose other threads may wait for a device forever.
-pub(super) fn exit(message: &str) {
-    // Whoever read the errors may have died, too, and `eprintln!` would panic.
-    let _ = writeln!(io::stderr(), "error: {message}");
+pub(super) fn exit(message: &str) -> ! {
+    // Whoever read the errors may have died, too, and `eprintln!` would panic. One write, since
+    // ranks share their standard error.
+    let _ = io::stderr().write_all(format!("error: {message}\n").as_bytes());
     std::process::exit(LOST);
 }
 

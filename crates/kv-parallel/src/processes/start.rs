@@ -3,12 +3,12 @@
 use std::env;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::environment::Place;
-use super::meeting::exit;
+use super::meeting::{LOST, exit};
 use crate::{ParallelError, Result, Shard};
 
 /// How long ranks may take to end by themselves once one has died.
@@ -29,6 +29,8 @@ pub(crate) fn run(world: usize) -> Result<ExitCode> {
     };
     let program = env::current_exe().map_err(failed("finding this program"))?;
     let [meeting, nccl] = free_addresses().map_err(failed("finding free ports"))?;
+    // Signals that come while ranks are started are passed on, too.
+    let signals = Signals::new();
     let mut ranks = Ranks(Vec::new());
     for rank in 0..world {
         let shard = Shard::new(rank, world)?;
@@ -44,7 +46,7 @@ pub(crate) fn run(world: usize) -> Result<ExitCode> {
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         ranks.0.push(command.spawn().map_err(failed(&format!("starting {shard}")))?);
     }
-    pass_signals_on(ranks.0.iter().map(Child::id).collect());
+    signals.pass_on(ranks.0.iter().map(Child::id).collect());
     ranks.wait().map_err(failed("waiting for ranks"))
 }
 
@@ -69,27 +71,44 @@ struct Ranks(Vec<Child>);
 
 impl Ranks {
     fn wait(&mut self) -> io::Result<ExitCode> {
-        let mut failed: Option<(ExitStatus, Instant)> = None;
+        // When the first rank failed.
+        let mut since: Option<Instant> = None;
         loop {
             let mut running = false;
             for rank in &mut self.0 {
                 match rank.try_wait()? {
                     None => running = true,
-                    Some(status) if !status.success() && failed.is_none() => {
-                        failed = Some((status, Instant::now()));
+                    Some(status) if !status.success() => {
+                        since.get_or_insert_with(Instant::now);
                     }
                     Some(_) => {}
                 }
             }
-            match failed {
-                Some((status, since)) if !running || since.elapsed() > GRACE => {
-                    let code = status.code().and_then(|code| u8::try_from(code).ok());
-                    return Ok(code.map_or(ExitCode::FAILURE, ExitCode::from));
-                }
+            match since {
+                Some(since) if !running || since.elapsed() > GRACE => return self.conclude(),
                 None if !running => return Ok(ExitCode::SUCCESS),
                 _ => thread::sleep(LOOK),
             }
         }
+    }
+}
+
+impl Ranks {
+    /// Says which ranks did not end because of others, and returns the code of the first of them.
+    fn conclude(&mut self) -> io::Result<ExitCode> {
+        let world = self.0.len();
+        let mut found = None;
+        for (rank, child) in self.0.iter_mut().enumerate() {
+            let Some(status) = child.try_wait()?.filter(|status| !status.success()) else {
+                continue;
+            };
+            if status.code() != Some(LOST) {
+                eprintln!("error: rank {rank} of {world} has ended: {status}");
+                let code = status.code().and_then(|code| u8::try_from(code).ok());
+                found.get_or_insert(code.map_or(ExitCode::FAILURE, ExitCode::from));
+            }
+        }
+        Ok(found.unwrap_or_else(|| ExitCode::from(LOST as u8)))
     }
 }
 
@@ -111,25 +130,44 @@ fn free_addresses() -> io::Result<[SocketAddr; 2]> {
     Ok([both[0].local_addr()?, both[1].local_addr()?])
 }
 
-/// Passes SIGTERM and SIGINT on to the ranks, which end as they do alone. This process goes on
+/// SIGTERM and SIGINT, which ranks are told of: they end as they do alone. This process goes on
 /// until they have ended.
 #[cfg(unix)]
-fn pass_signals_on(ranks: Vec<u32>) {
-    use rustix::process::{Pid, Signal, kill_process};
-    use signal_hook::consts::{SIGINT, SIGTERM};
+struct Signals(Option<signal_hook::iterator::Signals>);
 
-    let Ok(mut signals) = signal_hook::iterator::Signals::new([SIGTERM, SIGINT]) else { return };
-    thread::spawn(move || {
-        for signal in signals.forever() {
-            let passed = if signal == SIGINT { Signal::INT } else { Signal::TERM };
-            for rank in &ranks {
-                if let Some(pid) = Pid::from_raw(*rank as i32) {
-                    let _ = kill_process(pid, passed);
+#[cfg(unix)]
+impl Signals {
+    fn new() -> Self {
+        use signal_hook::consts::{SIGINT, SIGTERM};
+        Self(signal_hook::iterator::Signals::new([SIGTERM, SIGINT]).ok())
+    }
+
+    fn pass_on(self, ranks: Vec<u32>) {
+        use rustix::process::{Pid, Signal, kill_process};
+
+        let Some(mut signals) = self.0 else { return };
+        thread::spawn(move || {
+            for signal in signals.forever() {
+                let is_interrupt = signal == signal_hook::consts::SIGINT;
+                let passed = if is_interrupt { Signal::INT } else { Signal::TERM };
+                for rank in &ranks {
+                    if let Some(pid) = Pid::from_raw(*rank as i32) {
+                        let _ = kill_process(pid, passed);
+                    }
                 }
             }
-        }
-    });
+        });
+    }
 }
 
 #[cfg(not(unix))]
-fn pass_signals_on(_ranks: Vec<u32>) {}
+struct Signals;
+
+#[cfg(not(unix))]
+impl Signals {
+    fn new() -> Self {
+        Self
+    }
+
+    fn pass_on(self, _ranks: Vec<u32>) {}
+}

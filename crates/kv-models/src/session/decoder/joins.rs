@@ -131,6 +131,16 @@ impl<'a> Decoder<'a> {
         own.cache.origin == other.cache.origin && layers.all(|(own, other)| own.accepts(other))
     }
 
+    /// Whether a sequence that [`Self::accepts`] finds room for it, with `room` free slots in every
+    /// head of an arena. It also needs a row.
+    pub fn has_room_for(&self, one: &Decoder<'_>, room: usize) -> bool {
+        let mut layers = self.session.cache.layers.iter().zip(&one.session.cache.layers);
+        layers.all(|(own, other)| {
+            let needed = other.layout().lengths().iter().map(|length| length + room).sum();
+            !own.is_arena() || own.free_in_arena() >= needed
+        })
+    }
+
     /// Lets idle rows begin anew as copies of this one sequence where they have no room for another
     /// step. Rows of policies that evict rarely, or never, would grow without end.
     pub fn resting_like(mut self, one: &Session<'_>) -> Self {
