@@ -90,7 +90,7 @@ pub async fn serve(
     drop(listener);
     let answered = tokio::spawn(connections.end());
     let Ok(ended) = ended else {
-        tracing::error!("the engine does not end: its device does not answer");
+        tracing::error!("the engine does not end: its device, or another rank, does not answer");
         std::process::exit(1);
     };
     match ended {

@@ -32,6 +32,8 @@ const GATHERING: Duration = Duration::from_secs(60);
 const KNOCKING: Duration = Duration::from_millis(50);
 /// How long a connection may take to introduce itself.
 const INTRODUCTION: Duration = Duration::from_secs(5);
+/// After how long a rank that others wait for is named in the log.
+const SILENT: Duration = Duration::from_secs(30);
 /// The most bytes of an introduction.
 const LONGEST_HELLO: u64 = 4 << 10;
 /// The exit code of a rank that ends because another one has died.
@@ -176,7 +178,15 @@ impl Meeting {
         let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         let part = parts.get(at).ok_or_else(|| self.left(at))?;
         let heard = match patience {
-            None => part.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            None => loop {
+                match part.recv_timeout(SILENT) {
+                    Err(RecvTimeoutError::Timeout) => {
+                        let (rank, world) = (self.rank_at(at), self.shard.world());
+                        tracing::warn!("rank {rank} of {world} has said nothing for {SILENT:?}");
+                    }
+                    heard => break heard,
+                }
+            },
             Some(patience) => part.recv_timeout(patience),
         };
         match heard {
@@ -187,8 +197,12 @@ impl Meeting {
     }
 
     fn left(&self, at: usize) -> ParallelError {
-        let rank = if self.shard.is_first() { at + 1 } else { 0 };
-        ParallelError::RankLeft { rank, world: self.shard.world() }
+        ParallelError::RankLeft { rank: self.rank_at(at), world: self.shard.world() }
+    }
+
+    /// The rank on the other side of a connection.
+    fn rank_at(&self, at: usize) -> usize {
+        if self.shard.is_first() { at + 1 } else { 0 }
     }
 
     /// Adds the numbers of all ranks, in the order of ranks.
