@@ -219,8 +219,8 @@ impl IndexSets {
         })
     }
 
-    /// Whether [`Self::replace`] can put these ranges in the place of some of its own: their vectors
-    /// have equal shapes, and their sets and rules need no more room.
+    /// Whether [`Self::replace`] can put these ranges in the place of some of its own: their
+    /// vectors have equal shapes, and their sets and rules need no more room.
     pub fn accepts(&self, from: &Self) -> bool {
         self.vectors.dims()[1..] == from.vectors.dims()[1..]
             && from.vectors.dims()[0] <= self.vectors.dims()[0]

@@ -289,8 +289,8 @@ impl Cis {
     }
 
     /// The shape of [`Self::vectors`] in the steps behind a prompt, `[ranges, parts, length]`.
-    /// `None` for hidden states, which a prompt does not show, and for a prompt without a query: the
-    /// first step tells.
+    /// `None` for hidden states, which a prompt does not show, and for a prompt without a query:
+    /// the first step tells.
     fn shape_of_vectors(&self, observation: &Observation<'_>) -> Option<[usize; 3]> {
         let [_, kv_heads, _, head_dim] = observation.keys.dims();
         let [batch, heads, _, _] = observation.window.as_ref()?.dims();
