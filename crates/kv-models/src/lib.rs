@@ -38,7 +38,7 @@ pub use output::TextOutput;
 pub use presets::{PRESETS, preset};
 pub use rope::inverse_frequencies;
 pub use sampling::Sampling;
-pub use session::{Decoder, Prefilling, Session, StepCounts};
+pub use session::{Decoder, Prefilling, Session, StepCounts, check_heads};
 pub use tokenizer::{TextStream, Tokenizer};
 pub use weights::Weights;
 

@@ -11,6 +11,7 @@ use std::thread::{self, ThreadId};
 use burn::tensor::{DType, Tensor};
 use kv_core::{KvCache, LayerCache, MemoryReport, Origin, read_f32};
 use kv_kernels::device_work;
+use kv_parallel::Shard;
 use kv_policies::{Policy, warn_of_remarks};
 
 pub use decoder::{Decoder, StepCounts};
@@ -426,7 +427,8 @@ fn check_start(
     if policies.iter().any(|policy| policy.capabilities().renumbers) {
         check_renumbered(model, prompts)?;
     }
-    policies.iter().try_for_each(|policy| check_heads(model, &**policy))?;
+    let shard = model.llama().ranks().shard();
+    policies.iter().try_for_each(|policy| check_heads(shard, &**policy))?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or_default();
     let layers = model.config().num_layers;
     policies.iter().for_each(|policy| warn_of_remarks(&**policy, layers, longest));
@@ -434,8 +436,10 @@ fn check_start(
 }
 
 /// Checks that a policy's heads decide by themselves where a rank has a part of them.
-fn check_heads(model: &Model, policy: &dyn Policy) -> Result<()> {
-    let shard = model.llama().ranks().shard();
+///
+/// # Errors
+/// [`ModelError::ComparesHeads`].
+pub fn check_heads(shard: Shard, policy: &dyn Policy) -> Result<()> {
     if shard.is_part() && policy.capabilities().compares_heads {
         return Err(ModelError::ComparesHeads { policy: policy.name().into(), shard });
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kv_core::Budget;
-use kv_models::ModelError;
+use kv_models::check_heads;
 use kv_parallel::Shard;
 use kv_policies::{
     Composition, Entry, POLICIES, Policy, PolicyError, build, build_named, with_budget,
@@ -78,13 +78,10 @@ impl Policies {
     /// Checks that the default policy can run where each of several ranks has a part of the heads.
     ///
     /// # Errors
-    /// [`ModelError::ComparesHeads`], and a policy that cannot be built.
+    /// [`kv_models::ModelError::ComparesHeads`], and a policy that cannot be built.
     pub(crate) fn check_ranks(&self, shard: Shard) -> kv_models::Result<()> {
         let policy = build(&with_budget(&self.default, self.budget))?;
-        if shard.is_part() && policy.capabilities().compares_heads {
-            return Err(ModelError::ComparesHeads { policy: policy.name().into(), shard });
-        }
-        Ok(())
+        check_heads(shard, &*policy)
     }
 
     /// Where the operator's budget is a share, it leaves at least so many tokens of a prompt, so

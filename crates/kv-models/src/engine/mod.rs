@@ -11,6 +11,7 @@
 //! * [`script`]: how the engines of several ranks do the same.
 //! * [`context`]: documents that are compressed once, for many requests.
 
+mod conditions;
 mod context;
 mod group;
 mod job;

@@ -13,12 +13,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use burn::tensor::Device;
-use kv_core::{MemoryReport, device_name, is_cpu};
-use kv_kernels::free_memory;
+use kv_core::MemoryReport;
 use kv_parallel::ParallelError;
 use kv_policies::{Policy, SlotWeights};
 
+use super::conditions::{check_alike, check_memory};
 use super::context::{ContextInfo, Contexts};
 use super::group::{Group, arena_slots};
 use super::job::{Ended, Held, Job, JobError, JobId, Started, Update};
@@ -437,10 +436,15 @@ impl<'a> Worker<'a> {
     /// [`ParallelError`] where the ranks have lost each other.
     fn enqueue(&mut self, mut waiting: Waiting) -> Result<(), ParallelError> {
         let checked = self.check(&waiting);
-        // The first rank decides: what is kept of a context may differ between heads.
-        let is_taken = self.script.choose(|| checked.is_ok())?;
-        let refused = if is_taken { Ok(()) } else { checked.and(Err(JobError::ShuttingDown)) };
-        match refused {
+        let is_taken = match self.state.is_closed.load(Ordering::Acquire) {
+            // The other ranks have ended.
+            true => false,
+            // A rank whose heads keep more of a context than the first rank's might refuse a job
+            // that the first rank takes.
+            false => self.script.choose(|| checked.is_ok())?,
+        };
+        let taken = if is_taken { Ok(()) } else { checked.and(Err(JobError::ShuttingDown)) };
+        match taken {
             Ok(()) => {
                 let found = self.place(&waiting);
                 if let Waiting::Job { job, place, .. } = &mut waiting
@@ -849,56 +853,6 @@ impl<'a> Worker<'a> {
         };
         *self.state.load.lock().unwrap_or_else(PoisonError::into_inner) = load;
     }
-}
-
-/// Checks that all ranks run one model by equal options.
-fn check_alike(model: &Model, options: &EngineOptions, script: &Script) -> Result<(), JobError> {
-    let EngineOptions { rows, queue, bytes, groups, prefill_share, .. } = options;
-    let EngineOptions { prefix_bytes, context_bytes, contexts, .. } = options;
-    let own = [
-        ("model", model.name().to_string()),
-        ("shape", format!("{:?}", model.config())),
-        ("dtype", format!("{:?}", model.llama().dtype())),
-        ("rows", rows.to_string()),
-        ("queue", queue.to_string()),
-        ("bytes of caches", bytes.to_string()),
-        ("groups", groups.to_string()),
-        ("share of prompts", prefill_share.to_string()),
-        ("bytes of prefixes", prefix_bytes.to_string()),
-        ("bytes of contexts", context_bytes.to_string()),
-        ("folder of contexts", contexts.is_some().to_string()),
-    ];
-    let told = || own.iter().map(|(_, value)| value.clone()).collect::<Vec<_>>();
-    let first = script.choose(told).map_err(ModelError::from)?;
-    let mut pairs = own.into_iter().zip(first);
-    let unlike = pairs.find(|((_, own), first)| own != first);
-    let all = script.agree(unlike.is_none()).map_err(ModelError::from)?;
-    let error = match unlike {
-        None if all => return Ok(()),
-        None => ParallelError::Uneven { action: "run the first rank's model by its options" },
-        Some(((what, actual), expected)) => {
-            let rank = model.llama().ranks().shard().rank();
-            ParallelError::Unlike { rank, what, actual, expected }
-        }
-    };
-    Err(ModelError::from(error).into())
-}
-
-/// Checks that the device has the memory that an engine was given. A group takes its part at its
-/// first job: without this check, that job would be the first to learn of a lack.
-///
-/// The CPU's memory is taken page by page as it is used, and may suffice for what is used of it.
-/// There, a lack is only told.
-fn check_memory(device: &Device, options: &EngineOptions) -> Result<(), JobError> {
-    let EngineOptions { bytes, prefix_bytes, context_bytes, .. } = options;
-    let needed = bytes.saturating_add(*prefix_bytes).saturating_add(*context_bytes);
-    let Some(free) = free_memory(device).filter(|&free| free < needed) else { return Ok(()) };
-    let lack = JobError::NoMemory { needed, free, device: device_name(device) };
-    if is_cpu(device) {
-        tracing::warn!("{lack}");
-        return Ok(());
-    }
-    Err(lack)
 }
 
 /// The jobs of a queue.

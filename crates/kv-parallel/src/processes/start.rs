@@ -1,7 +1,7 @@
 //! Starting all ranks from one command, and waiting for them.
 
 use std::env;
-use std::io;
+use std::io::{self, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::thread;
@@ -103,7 +103,8 @@ impl Ranks {
                 continue;
             };
             if status.code() != Some(LOST) {
-                eprintln!("error: rank {rank} of {world} has ended: {status}");
+                // Whoever read the errors may have died, too, and `eprintln!` would panic.
+                let _ = writeln!(io::stderr(), "error: rank {rank} of {world} has ended: {status}");
                 let code = status.code().and_then(|code| u8::try_from(code).ok());
                 found.get_or_insert(code.map_or(ExitCode::FAILURE, ExitCode::from));
             }
