@@ -23,7 +23,7 @@ fn kept(whole: &Whole) -> f64 {
 
 #[tokio::test]
 async fn requests_choose_their_policy() {
-    let engine = started("--policy snapkv --budget 0.25").await;
+    let engine = started("--policy snapkv --budget 0.25 --least-budget 16").await;
     let own = answer(&engine, json!({})).await;
     let full = answer(&engine, kv(&json!({"policy": "full"}))).await;
     let again = answer(&engine, kv(&json!({"policy": "full"}))).await;
