@@ -26,7 +26,7 @@ pub use device::{DeviceChoice, available_devices, device_name, is_cpu, select_de
 pub use error::Error;
 pub use host::{HostCache, HostLayer};
 pub use layer::state::{
-    HostState, LoadState, PolicyState, SavedState, StateBytes, StepLengths, states_of,
+    HostState, LoadState, PolicyState, SavedState, StateBytes, StepLengths, state_of, states_of,
 };
 pub use layer::{
     CacheOptions, FullRange, Fullness, LayerCache, LeavingSlots, NUMERATORS, Room, expect_shape,

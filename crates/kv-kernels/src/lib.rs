@@ -140,4 +140,6 @@ pub use slots::average_scores::{AverageWeights, average_scores};
 pub use slots::move_slots::{KeepLists, compact_slots, copy_slots, drop_slots, reset_last};
 pub use slots::norms::{log_norms, value_norms};
 pub use slots::pool::{SlotPool, SlotRanges, SlotSource};
-pub use slots::scatter_rows::{assign, assign_ints, scatter_ints, scatter_rows, scatter_scalars};
+pub use slots::scatter_rows::{
+    assign, assign_int_rows, assign_ints, assign_rows, scatter_ints, scatter_rows, scatter_scalars,
+};

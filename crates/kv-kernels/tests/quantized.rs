@@ -381,6 +381,48 @@ fn nan_shows_in_the_output() {
     }
 }
 
+/// Blocks go where their list says, and the others stay.
+#[test]
+fn blocks_are_copied_in_place() {
+    const HEAD_DIM: usize = 20;
+    for tested in devices() {
+        let device = &tested.device;
+        let filled = |blocks: usize, seed: usize, bits: QuantizedBits| {
+            let mut pool = QuantizedPool::new(blocks, HEAD_DIM, bits, device);
+            let [keys, values] = made_up(blocks * BLOCK + seed, HEAD_DIM, DType::F32);
+            let [keys, values] =
+                [keys, values].map(|numbers| rows(&numbers, HEAD_DIM, DType::F32, device));
+            let slots: Vec<i32> = (0..blocks * BLOCK).map(|slot| (slot + seed) as i32).collect();
+            let slots = ints(&slots, device).unsqueeze_dim(0);
+            quantize_slots(&mut pool, keys, values, slots, ints(&[0], device)).unwrap();
+            pool
+        };
+        for bits in BITS {
+            let (mut own, from) = (filled(4, 0, bits), filled(3, 5, bits));
+            let slots = |pool: &QuantizedPool| {
+                let Decoded { keys, values, .. } = decode(pool, HEAD_DIM);
+                let blocks = |numbers: Vec<f64>| {
+                    numbers.chunks(BLOCK * HEAD_DIM).map(<[f64]>::to_vec).collect::<Vec<_>>()
+                };
+                [blocks(keys), blocks(values)]
+            };
+            let (before, other) = (slots(&own), slots(&from));
+            own.copy_blocks(&ints(&[3, NO_SLOT, 1], device), &from).unwrap();
+            let after = slots(&own);
+            for ((after, before), other) in after.iter().zip(before).zip(other) {
+                let expected = [&before[0], &other[2], &before[2], &other[0]];
+                let blocks = after.iter().zip(expected);
+                assert!(blocks.into_iter().all(|(a, b)| a == b), "{} {bits:?}", tested.name);
+            }
+        }
+        let mut own = filled(2, 0, BITS[0]);
+        let error = own.copy_blocks(&ints(&[0], device), &filled(1, 0, BITS[1])).unwrap_err();
+        assert!(error.to_string().contains("`from`"), "{error}");
+        let error = own.copy_blocks(&ints(&[0, 1], device), &filled(1, 0, BITS[0])).unwrap_err();
+        assert!(matches!(error, KernelError::Shape { argument: "to", .. }), "{error}");
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_refused() {
     for tested in devices() {

@@ -1,5 +1,8 @@
 use burn::tensor::{DType, Int, Tensor};
-use kv_kernels::{KernelError, assign, assign_ints, scatter_ints, scatter_rows, scatter_scalars};
+use kv_kernels::{
+    KernelError, assign, assign_int_rows, assign_ints, assign_rows, scatter_ints, scatter_rows,
+    scatter_scalars,
+};
 use kv_testing::{Numbers, devices};
 
 #[test]
@@ -62,5 +65,28 @@ fn assigns_whole_tensors_in_place() {
         assert_eq!(to.clone().try_into_vec_as::<i32>().unwrap(), [1, 2, 3, 4, 5, -6]);
         let error = assign_ints(&mut to, Tensor::zeros([3, 2], (device, DType::I32))).unwrap_err();
         assert!(matches!(error, KernelError::Shape { argument: "from", .. }), "{error}");
+    }
+}
+
+/// Other rows stay, and rows that are not there are refused.
+#[test]
+fn assigns_rows_in_place() {
+    for tested in devices() {
+        let device = &tested.device;
+        let mut to = Tensor::<2>::from_data([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], device);
+        let alias = to.clone();
+        let rows = Tensor::<2>::from_data([[7.0, 8.0], [9.0, -1.0]], device);
+        assign_rows(&mut to, 1, rows.clone()).unwrap();
+        let expected = [1.0, 2.0, 7.0, 8.0, 9.0, -1.0];
+        assert_eq!(to.clone().try_into_vec_as::<f32>().unwrap(), expected, "{}", tested.name);
+        let seen = alias.try_into_vec_as::<f32>().unwrap() == expected;
+        assert_eq!(seen, tested.name != "cpu", "{}", tested.name);
+        for first in [2, 3, usize::MAX] {
+            let error = assign_rows(&mut to, first, rows.clone()).unwrap_err();
+            assert!(matches!(error, KernelError::Shape { argument: "rows", .. }), "{error}");
+        }
+        let mut to = Tensor::<1, Int>::from_data([1, 2, 3], (device, DType::I32));
+        assign_int_rows(&mut to, 2, Tensor::from_data([-4], (device, DType::I32))).unwrap();
+        assert_eq!(to.try_into_vec_as::<i32>().unwrap(), [1, 2, -4], "{}", tested.name);
     }
 }

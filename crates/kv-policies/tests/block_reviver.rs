@@ -4,7 +4,7 @@
 use burn::tensor::{DType, Int, Tensor};
 use kv_core::{KvCache, LayerCache, Origin, read_f32};
 use kv_kernels::QuantizedPool;
-use kv_policies::{VagueTokens, build};
+use kv_policies::{Policy, Step, VagueTokens, build};
 use kv_testing::{TestDevice, devices, quick_devices, relative_error};
 use serde_json::{Value, json};
 
@@ -231,6 +231,65 @@ fn check_rows(tested: &TestDevice, config: Value) {
     assert_eq!(exact(&joined), each, "{}", tested.name);
     let each: Vec<usize> = alone.iter().flat_map(vague).collect();
     assert_eq!(vague(&joined), each, "{}", tested.name);
+}
+
+/// A sequence takes the place of a longer one in its row: all get what they get alone, in files
+/// too. A sequence that needs more blocks than the row has is refused.
+#[test]
+fn a_row_is_replaced_by_a_shorter_sequence() {
+    for tested in quick_devices("block_reviver") {
+        let device = &tested.device;
+        let reviver = policy(quantized(json!(0.5), 3));
+        let [first, long, short, longer] =
+            [500, 480, 300, 900].map(|tokens| Run::new(1, 2, tokens, 140, device));
+        let compress = |run: &Run| run.prompt.compress(&*reviver, 140);
+        let mut rows = LayerCache::concat(vec![compress(&first), compress(&long)]).unwrap();
+        let (mut one, mut other) = (compress(&first), compress(&short));
+        for index in 0..20 {
+            rows_step(&*reviver, &mut rows, [(&first, index), (&long, index)]);
+            first.step(&*reviver, &mut one, index);
+        }
+        for index in 0..10 {
+            short.step(&*reviver, &mut other, index);
+        }
+        assert!(!rows.accepts(&compress(&longer)), "{}", tested.name);
+        rows.replace_row(1, &compress(&longer)).unwrap_err();
+        assert!(rows.accepts(&other), "{}", tested.name);
+        rows.replace_row(1, &other).unwrap();
+        for index in 0..100 {
+            if index == 70 {
+                let file = tempfile::NamedTempFile::new().unwrap();
+                let whole = KvCache {
+                    layers: vec![rows.clone()],
+                    seen: vec![590, 380],
+                    origin: Origin::default(),
+                };
+                whole.save(file.path()).unwrap();
+                rows = KvCache::load(file.path(), device).unwrap().layers.remove(0);
+                reviver.restore(&mut rows).unwrap();
+            }
+            let steps = [(&first, index + 20), (&short, index + 10)];
+            let output = rows_step(&*reviver, &mut rows, steps);
+            let mut each = first.step(&*reviver, &mut one, index + 20);
+            each.extend(short.step(&*reviver, &mut other, index + 10));
+            close(&format!("{} step {index}", tested.name), &output, &each);
+        }
+        assert_eq!(vague(&rows), [vague(&one), vague(&other)].concat(), "{}", tested.name);
+        assert_eq!(exact(&rows), [exact(&one), exact(&other)].concat(), "{}", tested.name);
+    }
+}
+
+/// A step of a batch, of each run's token at an index of its own.
+fn rows_step(policy: &dyn Policy, cache: &mut LayerCache, rows: [(&Run, usize); 2]) -> Vec<f32> {
+    let of_runs = |of: fn(&Run) -> &Tensor<4>| {
+        let each = rows.map(|(run, at)| of(run).clone().narrow(2, at, 1).squeeze_dim::<3>(2));
+        Tensor::cat(each.to_vec(), 0)
+    };
+    let positions = rows.map(|(run, at)| (run.tokens + at) as i32);
+    let position = Tensor::from_data(positions, (&cache.options().device, DType::I32));
+    let (query, keys) = (of_runs(|run| &run.query), of_runs(|run| &run.keys));
+    let together = Step::new(query, keys, of_runs(|run| &run.values), position);
+    read_f32("output", policy.step(LAYER, cache, together).unwrap()).unwrap()
 }
 
 /// A saved cache goes on as it was, its vague tokens included; so does a copy, and one that

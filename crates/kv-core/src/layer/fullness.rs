@@ -3,7 +3,8 @@
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_kernels::{
-    Choice, KeepLists, NO_SLOT, assign_ints, compact_slots, scatter_scalars, top_slots,
+    Choice, KeepLists, NO_SLOT, assign_int_rows, assign_ints, compact_slots, scatter_scalars,
+    top_slots,
 };
 
 use super::expect_shape;
@@ -30,6 +31,9 @@ impl FullRange {
 #[derive(Debug, Clone)]
 pub struct Fullness {
     ranges: Vec<FullRange>,
+    /// The most slots that leave a range, now and in later sequences of a row: lists of leaving
+    /// slots have this length, also in recorded steps.
+    most: usize,
     /// `[B * Hkv]`
     at: Tensor<1, Int>,
     /// `[B * Hkv]`
@@ -79,13 +83,38 @@ impl Fullness {
             let values = ranges.iter().map(|range| of(range) as i32).collect();
             ints(values, [ranges.len()], device)
         };
-        Ok(Self { at: upload(|range| range.at), leave: upload(|range| range.leave), ranges })
+        let most = ranges.iter().map(|range| range.leave).max().unwrap_or_default().max(1);
+        Ok(Self { at: upload(|range| range.at), leave: upload(|range| range.leave), most, ranges })
     }
 
     /// The bounds on another device.
     pub fn to_device(&self, device: &Device) -> Self {
         let on = |numbers: &Tensor<1, Int>| numbers.clone().to_device(device);
-        Self { at: on(&self.at), leave: on(&self.leave), ranges: self.ranges.clone() }
+        let (at, leave) = (on(&self.at), on(&self.leave));
+        Self { at, leave, most: self.most, ranges: self.ranges.clone() }
+    }
+
+    /// Whether [`Self::replace`] can put these bounds in the place of some: no more slots leave.
+    pub fn accepts(&self, from: &Self) -> bool {
+        from.ranges.len() <= self.ranges.len() && from.most <= self.most
+    }
+
+    /// Puts bounds in the place of those of the ranges from `first` on, in place: recorded steps
+    /// read them.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`] for bounds that [`Self::accepts`] refuses, and [`Error::Kernel`] for
+    /// ranges that are not there.
+    pub fn replace(&mut self, first: usize, from: &Self) -> Result<()> {
+        if !self.accepts(from) {
+            let (own, other) = (self.most, from.most);
+            let reason = format!("{other} slots leave at most, expected up to {own}");
+            return Err(Error::InvalidPlan { what: "full range", reason });
+        }
+        assign_int_rows(&mut self.at, first, from.at.clone())?;
+        assign_int_rows(&mut self.leave, first, from.leave.clone())?;
+        self.ranges[first..first + from.ranges.len()].copy_from_slice(&from.ranges);
+        Ok(())
     }
 
     /// The bounds as the host knows them.
@@ -132,8 +161,7 @@ impl LayerCache {
         let mut goes = Tensor::<1>::ones([ranges * width], (device, DType::F32));
         let none = Tensor::zeros([ranges * width], (device, DType::F32));
         scatter_scalars(&mut goes, kept.flatten(0, 1), none)?;
-        let most = fullness.ranges.iter().map(|range| range.leave).max().unwrap_or_default().max(1);
-        let others = top(goes.reshape([ranges, width]), gone.clone(), most)?.indices;
+        let others = top(goes.reshape([ranges, width]), gone.clone(), fullness.most)?.indices;
         let firsts = self.ranges.offsets.clone().reshape([ranges]);
         let heads = self.layout.lengths().iter().zip(&fullness.ranges);
         Ok(LeavingSlots {

@@ -276,11 +276,17 @@ pub fn states_of<'a, T: PolicyState>(
     first: &'a T,
     others: &[&'a dyn PolicyState],
 ) -> Result<Vec<&'a T>> {
-    let others = others.iter().map(|&other| (other as &dyn Any).downcast_ref());
-    let all: Option<Vec<&T>> = std::iter::once(Some(first)).chain(others).collect();
-    all.ok_or_else(|| {
-        let reason = format!("states of several types have the name `{}`", first.name());
-        Error::InvalidPlan { what: "concat", reason }
+    std::iter::once(Ok(first)).chain(others.iter().map(|&other| state_of(other))).collect()
+}
+
+/// A state of type `T`, as [`PolicyState::replace_row`] is given it.
+///
+/// # Errors
+/// [`Error::InvalidPlan`] where it is of another type.
+pub fn state_of<T: PolicyState>(state: &dyn PolicyState) -> Result<&T> {
+    (state as &dyn Any).downcast_ref().ok_or_else(|| {
+        let reason = format!("states of several types have the name `{}`", state.name());
+        Error::InvalidPlan { what: "state", reason }
     })
 }
 

@@ -29,16 +29,12 @@ impl StateTensor {
             (Self::Float(own), Self::Float(other)) => {
                 let [_, width, depth] = own.dims();
                 expect_shape("state", &other.dims(), &[1, width, depth])?;
-                let rows = [row..row + 1, 0..width, 0..depth];
-                let replaced = own.clone().slice_assign(rows, other.clone());
-                Ok(kv_kernels::assign(own, replaced)?)
+                Ok(kv_kernels::assign_rows(own, row, other.clone())?)
             }
             (Self::Int(own), Self::Int(other)) => {
                 let [_, width, depth] = own.dims();
                 expect_shape("state", &other.dims(), &[1, width, depth])?;
-                let rows = [row..row + 1, 0..width, 0..depth];
-                let replaced = own.clone().slice_assign(rows, other.clone());
-                Ok(kv_kernels::assign_ints(own, replaced)?)
+                Ok(kv_kernels::assign_int_rows(own, row, other.clone())?)
             }
             _ => Err(Error::InvalidPlan { what: "state", reason: "f32 and i32 differ".into() }),
         }

@@ -7,7 +7,7 @@ use crate::KernelError;
 use crate::attention::decode::index_sets::IndexSets;
 use crate::backend::check::Check;
 use crate::components::sentinels::{ALL_SLOTS, NEW_SET, NO_BLOCK};
-use crate::slots::scatter_rows::{assign, assign_ints};
+use crate::slots::scatter_rows::{assign_int_rows, assign_rows};
 
 /// The parameters of CIS for one head range: how many tokens its steps retrieve, and when they
 /// share a set.
@@ -236,7 +236,7 @@ impl IndexSets {
     /// [`KernelError::Unsupported`] for sets that [`Self::accepts`] refuses, and for ranges that
     /// are not there.
     pub fn replace(&mut self, first: usize, from: Self) -> Result<(), KernelError> {
-        let [ranges, sets, parts, length] = self.vectors.dims();
+        let [ranges, ..] = self.vectors.dims();
         let behind = first.saturating_add(from.vectors.dims()[0]);
         if !self.accepts(&from) || behind > ranges {
             return Err(KernelError::Unsupported {
@@ -251,12 +251,8 @@ impl IndexSets {
             });
         }
         let from = from.widened(self.width);
-        let [_, row] = self.table.dims();
-        let table = self.table.clone().slice_assign([first..behind, 0..row], from.table);
-        assign_ints(&mut self.table, table)?;
-        let all = [first..behind, 0..sets, 0..parts, 0..length];
-        let vectors = self.vectors.clone().slice_assign(all, from.vectors);
-        assign(&mut self.vectors, vectors)
+        assign_int_rows(&mut self.table, first, from.table)?;
+        assign_rows(&mut self.vectors, first, from.vectors)
     }
 
     /// The contents to save: the table `[P, ..]`, 32-bit, and the vectors `[P, sets, parts,

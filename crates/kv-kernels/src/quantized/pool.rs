@@ -7,6 +7,7 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use super::layout::{BLOCK, MOST_BITS, PoolSizes};
 use crate::KernelError;
 use crate::backend::check::Check;
+use crate::slots::scatter_rows::scatter_ints;
 
 /// Bits of each number of quantised slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -70,6 +71,52 @@ impl QuantizedPool {
     /// The tensors, in the order of [`Self::lengths`].
     pub fn tensors(&self) -> [&Tensor<1, Int>; 4] {
         [&self.key_codes, &self.key_scales, &self.value_codes, &self.value_scales]
+    }
+
+    /// Copies the blocks of another pool over blocks of this one, in place: its block `n` over
+    /// block `to[n]`, or nowhere where `to[n]` is negative.
+    ///
+    /// # Shapes
+    /// `to` `[blocks]`, 32-bit, one for each block of `from`.
+    ///
+    /// # Errors
+    /// [`KernelError`] for pools of other bits or head dims; the pool is unchanged. Blocks are on
+    /// the device and are not checked beyond their sign.
+    pub fn copy_blocks(&mut self, to: &Tensor<1, Int>, from: &Self) -> Result<(), KernelError> {
+        let check = Check::new("copy_blocks", &self.value_scales);
+        check.int("to", to)?;
+        let ([blocks], [slots]) = (to.dims(), from.value_scales.dims());
+        check.shape("to", to, &[slots / BLOCK])?;
+        let head_dim =
+            |pool: &Self| pool.key_scales.dims()[0] * BLOCK / pool.value_scales.dims()[0].max(1);
+        if self.bits != from.bits || head_dim(self) != head_dim(from) {
+            let actual = format!("{:?}, {}", from.bits, head_dim(from));
+            let expected = "the bits and the head dim of the other pool";
+            return Err(check.unsupported("from", actual, expected));
+        }
+        self.check(&check, head_dim(self))?;
+        from.check(&check, head_dim(from))?;
+        let device = to.device();
+        let own = [
+            &mut self.key_codes,
+            &mut self.key_scales,
+            &mut self.value_codes,
+            &mut self.value_scales,
+        ];
+        for (own, from) in own.into_iter().zip(from.tensors()) {
+            if i32::try_from(own.dims()[0]).is_err() {
+                let expected = "fewer than 2,147,483,648 words";
+                return Err(check.unsupported("pool", own.dims()[0], expected));
+            }
+            let words = from.dims()[0] / blocks;
+            let columns = Tensor::<1, Int>::arange(0..words as i64, (&device, DType::I32));
+            let columns = columns.unsqueeze_dim::<2>(0).expand([blocks, words]);
+            // Negative blocks have negative words alone.
+            let first = to.clone().mul_scalar(words as i32).unsqueeze_dim::<2>(1);
+            let at = first.expand([blocks, words]) + columns;
+            scatter_ints(own, at.flatten(0, 1), from.clone())?;
+        }
+        Ok(())
     }
 
     /// Bytes of a slot of `head_dim` numbers in a pool of these bits, its share of the block's

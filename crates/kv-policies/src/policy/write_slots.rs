@@ -4,11 +4,11 @@
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kv_core::{
     Error, HostState, LayerCache, LoadState, NUMERATORS, PolicyState, Result, SavedState,
-    StateBytes, StepLengths, counted, expect_shape, states_of,
+    StateBytes, StepLengths, counted, expect_shape, state_of, states_of,
 };
 use kv_kernels::{
     EvictingOutput, EvictionOptions, HeadLayout, HeldSlots, Memory, NO_RECORD, Placement,
-    assign_ints, evicting_attention, log_norms, write_heads,
+    assign_int_rows, assign_ints, evicting_attention, log_norms, write_heads,
 };
 
 use crate::policy::step_plan::VictimChoice;
@@ -254,22 +254,16 @@ impl PolicyState for WriteSlots {
 
     fn accepts(&self, from: &dyn PolicyState) -> bool {
         let [_, heads] = self.slots.dims();
-        states_of::<Self>(self, &[from]).is_ok_and(|parts| parts[1].slots.dims() == [1, heads])
+        state_of::<Self>(from).is_ok_and(|from| from.slots.dims() == [1, heads])
     }
 
     fn replace_row(&mut self, row: usize, from: &dyn PolicyState) -> Result<()> {
         let [_, heads] = self.slots.dims();
-        let parts = states_of::<Self>(self, &[from])?;
-        let from = parts[1];
+        let from = state_of::<Self>(from)?;
         expect_shape("slots", &from.slots.dims(), &[1, heads])?;
-        let (slots, limits) = (from.slots.clone(), from.limits_on_device.clone());
-        let own = from.limits.clone();
-        let rows = [row..row + 1, 0..heads];
-        let placed = self.slots.clone().slice_assign(rows.clone(), slots);
-        assign_ints(&mut self.slots, placed)?;
-        let limited = self.limits_on_device.clone().slice_assign(rows, limits);
-        assign_ints(&mut self.limits_on_device, limited)?;
-        self.limits[row * heads..(row + 1) * heads].copy_from_slice(&own);
+        assign_int_rows(&mut self.slots, row, from.slots.clone())?;
+        assign_int_rows(&mut self.limits_on_device, row, from.limits_on_device.clone())?;
+        self.limits[row * heads..(row + 1) * heads].copy_from_slice(&from.limits);
         Ok(())
     }
 

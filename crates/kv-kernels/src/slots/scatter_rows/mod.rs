@@ -7,6 +7,8 @@ mod kernel;
 mod launch;
 mod reference;
 
+use std::ops::Range;
+
 use burn::backend::Dispatch;
 use burn::tensor::{Float, Int, Tensor};
 
@@ -120,6 +122,64 @@ pub fn assign_ints<const D: usize>(
         *to = Tensor::from_dispatch(<Dispatch as ScatterRowsOps>::assign_ints(target, from));
     }
     Ok(())
+}
+
+/// [`assign`] for some rows of a tensor: the rows from `first` on, as many as `rows` has.
+///
+/// # Shapes
+/// `to` `[N, ..]`, `rows` `[n, ..]` of one dtype, `first + n ≤ N`.
+///
+/// # Errors
+/// The errors of [`scatter_rows`].
+pub fn assign_rows<const D: usize>(
+    to: &mut Tensor<D>,
+    first: usize,
+    rows: Tensor<D>,
+) -> Result<(), KernelError> {
+    let check = Check::new("assign_rows", to);
+    check.supported()?;
+    check.float("to", to)?;
+    check.same_dtype("rows", &rows, "the dtype of the other", to.dtype())?;
+    check.shape("rows", &rows, &shape_of_rows(to.dims(), first, rows.dims()))?;
+    if rows.dims()[0] == 0 {
+        return Ok(());
+    }
+    let all = to.clone().slice_assign(ranges_of_rows(first, rows.dims()), rows);
+    assign(to, all)
+}
+
+/// [`assign_rows`] for 32-bit integers.
+///
+/// # Errors
+/// The errors of [`scatter_rows`].
+pub fn assign_int_rows<const D: usize>(
+    to: &mut Tensor<D, Int>,
+    first: usize,
+    rows: Tensor<D, Int>,
+) -> Result<(), KernelError> {
+    let check = Check::new("assign_int_rows", to);
+    check.supported()?;
+    check.int("to", to)?;
+    check.int("rows", &rows)?;
+    check.shape("rows", &rows, &shape_of_rows(to.dims(), first, rows.dims()))?;
+    if rows.dims()[0] == 0 {
+        return Ok(());
+    }
+    let all = to.clone().slice_assign(ranges_of_rows(first, rows.dims()), rows);
+    assign_ints(to, all)
+}
+
+/// The shape that rows from `first` on may have, at most as many as there are.
+fn shape_of_rows<const D: usize>(to: [usize; D], first: usize, rows: [usize; D]) -> [usize; D] {
+    let mut shape = to;
+    shape[0] = rows[0].min(to[0].saturating_sub(first));
+    shape
+}
+
+fn ranges_of_rows<const D: usize>(first: usize, rows: [usize; D]) -> [Range<usize>; D] {
+    let mut ranges = rows.map(|length| 0..length);
+    ranges[0] = first..first + rows[0];
+    ranges
 }
 
 fn scatter_floats<const D: usize>(

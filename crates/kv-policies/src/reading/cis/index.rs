@@ -8,7 +8,7 @@ use kv_kernels::{
 
 use kv_core::{
     Error, HostState, LayerCache, LoadState, PolicyState, Result, SavedState, StateBytes,
-    expect_shape, states_of,
+    expect_shape, state_of, states_of,
 };
 
 /// The index sets that steps attend to, chosen on the device: one for each key-value head, or for
@@ -183,11 +183,11 @@ impl PolicyState for CisIndex {
     }
 
     fn accepts(&self, from: &dyn PolicyState) -> bool {
-        states_of::<Self>(self, &[from]).is_ok_and(|parts| self.0.accepts(&parts[1].0))
+        state_of::<Self>(from).is_ok_and(|from| self.0.accepts(&from.0))
     }
 
     fn replace_row(&mut self, row: usize, from: &dyn PolicyState) -> Result<()> {
-        let from = states_of::<Self>(self, &[from])?[1].0.clone();
+        let from = state_of::<Self>(from)?.0.clone();
         Ok(self.0.replace(row * from.tensors().0.dims()[0], from)?)
     }
 

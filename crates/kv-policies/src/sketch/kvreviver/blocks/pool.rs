@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use kv_core::{Result, SavedState};
+use kv_core::{Error, Result, SavedState};
 use kv_kernels::{
     ArchivePool, ArchivedAttentionOptions, AttendedSlots, QuantizedAttentionOptions, QuantizedBits,
     QuantizedPool, SlotRanges, archive_slots, archived_attention, quantize_slots,
@@ -99,6 +99,27 @@ impl VaguePool {
                 archived_attention(query, pool, ranges, before, options)?
             }
         })
+    }
+
+    /// Whether [`Self::copy_blocks`] can copy the blocks of another pool. Rows of an archive are in
+    /// host memory, which the device's kernels write block by block alone.
+    pub(super) fn accepts(&self, from: &Self) -> bool {
+        match (self, from) {
+            (Self::Quantized(own), Self::Quantized(from)) => own.bits == from.bits,
+            _ => false,
+        }
+    }
+
+    /// Copies the blocks of a pool that [`Self::accepts`] has accepted, as
+    /// [`QuantizedPool::copy_blocks`] does.
+    pub(super) fn copy_blocks(&mut self, to: &Tensor<1, Int>, from: &Self) -> Result<()> {
+        match (self, from) {
+            (Self::Quantized(own), Self::Quantized(from)) => Ok(own.copy_blocks(to, from)?),
+            _ => {
+                let reason = "an archive's blocks cannot be copied".into();
+                Err(Error::InvalidPlan { what: "vague tokens", reason })
+            }
+        }
     }
 
     /// The pool in a memory of its own, for the kernels of `device`.

@@ -3,9 +3,9 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 use kv_core::{
     Error, FullRange, Fullness, HostState, LayerCache, LoadState, PolicyState, Result, SavedState,
-    Selection, StateBytes, StepLengths, expect_shape,
+    Selection, StateBytes, StepLengths, expect_shape, state_of, states_of,
 };
-use kv_kernels::{AttendedSlots, NO_SLOT, SlotRanges, assign_ints};
+use kv_kernels::{AttendedSlots, NO_SLOT, SlotRanges, assign_int_rows, assign_ints};
 use serde::{Deserialize, Serialize};
 
 use super::form::VagueForm;
@@ -34,7 +34,7 @@ pub struct VagueHead {
 #[derive(Debug)]
 pub struct VagueTokens {
     pool: VaguePool,
-    heads: Vec<VagueHead>,
+    places: Vec<Place>,
     kv_heads: usize,
     head_dim: usize,
     /// Each range at the time from which `appended` counts.
@@ -44,6 +44,15 @@ pub struct VagueTokens {
     /// The vague slots of each range.
     ranges: SlotRanges,
     on_device: DeviceHeads,
+}
+
+/// A head range's place in the pool.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    head: VagueHead,
+    /// The blocks that the range has. Its head may have room for fewer: a sequence that replaces
+    /// another one in its row takes over its blocks.
+    blocks: usize,
 }
 
 /// A range's counts.
@@ -87,39 +96,39 @@ impl VagueTokens {
         (dtype, device): (DType, &Device),
     ) -> Result<Self> {
         heads.iter().zip(exact).try_for_each(|(head, &exact)| head.check(exact))?;
-        let blocks = heads.iter().map(|head| head.blocks).sum();
-        let pool = form.pool(blocks, head_dim, dtype, device);
+        let pool = form.pool(heads.iter().map(|head| head.blocks).sum(), head_dim, dtype, device);
         let start = exact.iter().map(|&exact| Start { exact, written: 0 }).collect();
-        Self::of_pool(pool, heads, kv_heads, head_dim, start)
+        let places = heads.into_iter().map(|head| Place { head, blocks: head.blocks });
+        Self::of_pool(pool, places.collect(), kv_heads, head_dim, start)
     }
 
     fn of_pool(
         pool: VaguePool,
-        heads: Vec<VagueHead>,
+        places: Vec<Place>,
         kv_heads: usize,
         head_dim: usize,
         start: Vec<Start>,
     ) -> Result<Self> {
-        let bounds = heads.iter().map(VagueHead::full).collect();
+        let bounds = places.iter().map(|place| place.head.full()).collect();
         let fullness = Fullness::new(bounds, &pool.device())?;
-        Ok(Self::of_parts(pool, heads, kv_heads, head_dim, start, fullness))
+        Ok(Self::of_parts(pool, places, kv_heads, head_dim, start, fullness))
     }
 
     fn of_parts(
         pool: VaguePool,
-        heads: Vec<VagueHead>,
+        places: Vec<Place>,
         kv_heads: usize,
         head_dim: usize,
         start: Vec<Start>,
         fullness: Fullness,
     ) -> Self {
         let device = pool.device();
-        let first: Vec<usize> = first_blocks(&heads).collect();
+        let heads = || places.iter().map(|place| &place.head);
+        let first = first_blocks(&places);
         let offsets = first.iter().map(|first| first * BLOCK).collect();
-        let of =
-            |value: fn(&VagueHead) -> usize| numbers(heads.iter().map(value).collect(), &device);
+        let of = |value: fn(&VagueHead) -> usize| numbers(heads().map(value).collect(), &device);
         let written: Vec<usize> = start.iter().map(|start| start.written).collect();
-        let lengths = heads.iter().zip(&written).map(|(head, &written)| head.slots(written));
+        let lengths = heads().zip(&written).map(|(head, &written)| head.slots(written));
         let ranges = SlotRanges {
             offsets: grid(offsets, kv_heads, &device),
             lengths: grid(lengths.collect(), kv_heads, &device),
@@ -132,12 +141,17 @@ impl VagueTokens {
             keeps: of(|head| usize::from(head.blocks > 0)),
             written: numbers(written, &device),
         };
-        Self { pool, heads, kv_heads, head_dim, start, appended: 0, ranges, on_device }
+        Self { pool, places, kv_heads, head_dim, start, appended: 0, ranges, on_device }
+    }
+
+    /// The head of each range.
+    fn heads(&self) -> impl ExactSizeIterator<Item = &VagueHead> {
+        self.places.iter().map(|place| &place.head)
     }
 
     /// Each range's counts by now.
     fn now(&self) -> Vec<Start> {
-        let ranges = self.heads.iter().zip(&self.start);
+        let ranges = self.heads().zip(&self.start);
         ranges.map(|(head, start)| head.after(*start, self.appended)).collect()
     }
 
@@ -151,7 +165,7 @@ impl VagueTokens {
 
     /// The number of vague slots of each head range, `[B * Hkv]`.
     pub fn lengths(&self) -> Vec<usize> {
-        let ranges = self.heads.iter().zip(self.now());
+        let ranges = self.heads().zip(self.now());
         ranges.map(|(head, now)| head.slots(now.written)).collect()
     }
 
@@ -178,15 +192,15 @@ impl VagueTokens {
             return Ok(());
         }
         let [batch, kv_heads, prompt, head_dim] = keys.dims();
-        expect_shape("keys", &[batch * kv_heads, head_dim], &[self.heads.len(), self.head_dim])?;
+        expect_shape("keys", &[batch * kv_heads, head_dim], &[self.places.len(), self.head_dim])?;
         let firsts: Vec<usize> = (0..batch * kv_heads).map(|range| range * prompt).collect();
         let from = tokens.lists(&firsts, &keys.device())?.slots;
         let rows = |of: &Tensor<4>| of.clone().reshape([batch * kv_heads * prompt, head_dim]);
         // A list writes as many blocks as the longest one has.
         let count = tokens.lengths()[0];
-        expect_shape("vague tokens", tokens.lengths(), &vec![count; self.heads.len()])?;
+        expect_shape("vague tokens", tokens.lengths(), &vec![count; self.places.len()])?;
         let blocks = count / BLOCK;
-        for head in &self.heads {
+        for head in self.heads() {
             expect_shape("vague blocks", &[blocks.min(head.blocks)], &[blocks])?;
         }
         self.write(rows(keys), rows(values), from, None)?;
@@ -225,7 +239,9 @@ impl VagueTokens {
     /// # Errors
     /// [`Error::Kernel`].
     pub fn attend(&self, query: Tensor<3>, before: AttendedSlots) -> Result<AttendedSlots> {
-        let longest = self.heads.iter().map(|head| head.blocks * BLOCK).max().unwrap_or_default();
+        // Recorded steps hold for all sequences that find room.
+        let blocks = self.places.iter().map(|place| place.blocks);
+        let longest = blocks.max().unwrap_or_default() * BLOCK;
         if longest == 0 {
             return Ok(before);
         }
@@ -234,7 +250,7 @@ impl VagueTokens {
 
     /// Whether a step that appends `more` tokens moves a block of exact slots into the vague part.
     pub(super) fn is_due(&self, cache: &LayerCache, more: usize) -> bool {
-        let lengths = cache.layout().lengths().iter().zip(&self.heads);
+        let lengths = cache.layout().lengths().iter().zip(self.heads());
         lengths.into_iter().any(|(length, head)| head.full().leaving(length + more) > 0)
     }
 
@@ -254,7 +270,7 @@ impl VagueTokens {
     fn take_weakest_of(&mut self, cache: &mut LayerCache, position: &Tensor<1, Int>) -> Result<()> {
         let scores = self.protected_scores(cache, position)?;
         let leaving = cache.leaving(scores, &self.on_device.fullness)?;
-        if self.heads.iter().any(|head| head.blocks > 0) {
+        if self.places.iter().any(|place| place.blocks > 0) {
             let (keys, values) = (cache.keys().clone(), cache.values().clone());
             // Ranges with blocks give up whole ones; shorter lists of others are not written.
             let slots = in_blocks(leaving.slots.clone());
@@ -263,16 +279,74 @@ impl VagueTokens {
         cache.drop_leaving(leaving)
     }
 
+    /// Whether the one sequence of `from` can take any row's place: its heads need no more blocks
+    /// than the row has.
+    fn has_room_for(&self, from: &Self) -> bool {
+        let shape = |of: &Self| [of.kv_heads, of.head_dim];
+        let rows = self.places.chunks(self.kv_heads.max(1));
+        let mut heads = rows.flat_map(|row| row.iter().zip(from.heads()));
+        from.places.len() == self.kv_heads
+            && shape(self) == shape(from)
+            && self.pool.accepts(&from.pool)
+            && self.on_device.fullness.accepts(&from.on_device.fullness)
+            && heads.all(|(own, head)| head.blocks <= own.blocks)
+    }
+
+    /// Puts the one sequence of `from` into the ranges from `first` on.
+    fn replace(&mut self, first: usize, from: &Self) -> Result<()> {
+        let behind = first + self.kv_heads;
+        if behind > self.places.len() || !self.has_room_for(from) {
+            let (own, other) = (&self.places, &from.places);
+            return Err(invalid(format!("no room for {other:?} at range {first} of {own:?}")));
+        }
+        // The counts of all rows begin anew where those of this one do.
+        self.start = self.now();
+        self.appended = 0;
+        self.start[first..behind].copy_from_slice(&from.now());
+        let targets = first_blocks(&self.places);
+        let mut to: Vec<i32> = Vec::new();
+        for (at, other) in (first..behind).zip(&from.places) {
+            self.places[at].head = other.head;
+            let goes_to = |block| match block < other.head.blocks {
+                true => (targets[at] + block) as i32,
+                false => NO_SLOT,
+            };
+            to.extend((0..other.blocks).map(goes_to));
+        }
+        if to.is_empty() {
+            // The unused block of a pool without blocks.
+            to.push(NO_SLOT);
+        }
+        let to = Tensor::from_data(to.as_slice(), (&self.pool.device(), DType::I32));
+        self.pool.copy_blocks(&to, &from.pool)?;
+        self.on_device.replace(first, &from.on_device)?;
+        let row = first / self.kv_heads;
+        Ok(assign_int_rows(&mut self.ranges.lengths, row, from.ranges.lengths.clone())?)
+    }
+
     /// Every slot's score, and of recent tokens a score above all others.
     fn protected_scores(&self, cache: &LayerCache, position: &Tensor<1, Int>) -> Result<Tensor<1>> {
         let scores = cache.track(Self::SCORES).cloned().ok_or_else(without)?;
         let recents = self.on_device.recents.clone();
         let of_slots = |of: Tensor<1, Int>| of.select(0, cache.slot_ranges().clone());
         let newest = position.clone().unsqueeze_dim::<2>(1);
-        let newest = newest.expand([position.dims()[0], self.kv_heads]).reshape([self.heads.len()]);
+        let newest =
+            newest.expand([position.dims()[0], self.kv_heads]).reshape([self.places.len()]);
         let first = of_slots(newest - recents);
         let recent = cache.positions().clone().greater(first);
         Ok(scores.mask_fill(recent, f32::MAX))
+    }
+}
+
+impl DeviceHeads {
+    /// Puts other ranges in the place of those from `at` on, in place. Their blocks are the ones
+    /// that were there.
+    fn replace(&mut self, at: usize, from: &Self) -> Result<()> {
+        self.fullness.replace(at, &from.fullness)?;
+        assign_int_rows(&mut self.recents, at, from.recents.clone())?;
+        assign_int_rows(&mut self.room, at, from.room.clone())?;
+        assign_int_rows(&mut self.keeps, at, from.keeps.clone())?;
+        Ok(assign_int_rows(&mut self.written, at, from.written.clone())?)
     }
 }
 
@@ -316,12 +390,13 @@ impl VagueHead {
 }
 
 /// The first block of each head range.
-fn first_blocks(heads: &[VagueHead]) -> impl Iterator<Item = usize> + '_ {
-    heads.iter().scan(0, |next, head| {
+fn first_blocks(places: &[Place]) -> Vec<usize> {
+    let each = places.iter().scan(0, |next, place| {
         let first = *next;
-        *next += head.blocks;
+        *next += place.blocks;
         Some(first)
-    })
+    });
+    each.collect()
 }
 
 /// Lists of slots with −1 behind them, up to whole blocks.
@@ -363,8 +438,8 @@ fn without() -> Error {
 impl VagueTokens {
     fn with_pool(&self, pool: VaguePool) -> Self {
         let fullness = self.on_device.fullness.to_device(&pool.device());
-        let (heads, start) = (self.heads.clone(), self.now());
-        Self::of_parts(pool, heads, self.kv_heads, self.head_dim, start, fullness)
+        let (places, start) = (self.places.clone(), self.now());
+        Self::of_parts(pool, places, self.kv_heads, self.head_dim, start, fullness)
     }
 
     fn concat(parts: &[&Self]) -> Result<Self> {
@@ -377,17 +452,17 @@ impl VagueTokens {
                 return Err(invalid(format!("{own:?} beside {form:?}, expected one form")));
             }
         }
-        let heads: Vec<VagueHead> = parts.iter().flat_map(|part| part.heads.clone()).collect();
+        let places = parts.iter().flat_map(|part| part.places.clone()).collect();
         let start = parts.iter().flat_map(|part| part.now()).collect();
         // A cache without blocks has one unused block.
-        let own = |part: &Self| part.heads.iter().map(|head| head.blocks).sum::<usize>();
+        let own = |part: &Self| part.places.iter().map(|place| place.blocks).sum::<usize>();
         let with: Vec<_> =
             parts.iter().filter(|part| own(part) > 0).map(|part| &part.pool).collect();
         let pool = match with.is_empty() {
             true => first.pool.clone(),
             false => VaguePool::concat(&with).map_err(unread)?,
         };
-        Self::of_pool(pool, heads, first.kv_heads, first.head_dim, start)
+        Self::of_pool(pool, places, first.kv_heads, first.head_dim, start)
     }
 }
 
@@ -395,6 +470,9 @@ impl VagueTokens {
 #[derive(Debug, Serialize, Deserialize)]
 struct Header {
     heads: Vec<VagueHead>,
+    /// The blocks of each range, where they are not as many as its head has room for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    blocks: Vec<usize>,
     form: VagueForm,
     written: Vec<usize>,
 }
@@ -414,13 +492,24 @@ impl PolicyState for VagueTokens {
     }
 
     fn joined(&self, others: &[&dyn PolicyState]) -> Result<Box<dyn PolicyState>> {
-        Ok(Box::new(Self::concat(&kv_core::states_of::<Self>(self, others)?)?))
+        Ok(Box::new(Self::concat(&states_of::<Self>(self, others)?)?))
+    }
+
+    fn accepts(&self, from: &dyn PolicyState) -> bool {
+        state_of::<Self>(from).is_ok_and(|from| self.has_room_for(from))
+    }
+
+    fn replace_row(&mut self, row: usize, from: &dyn PolicyState) -> Result<()> {
+        self.replace(row * self.kv_heads, state_of(from)?)
     }
 
     fn to_host(&self) -> Result<Option<HostState>> {
         let _work = kv_kernels::device_work();
+        let are_all = self.places.iter().all(|place| place.head.blocks == place.blocks);
+        let blocks = self.places.iter().filter(|_| !are_all).map(|place| place.blocks);
         let header = Header {
-            heads: self.heads.clone(),
+            heads: self.heads().copied().collect(),
+            blocks: blocks.collect(),
             form: self.pool.form(),
             written: self.now().into_iter().map(|now| now.written).collect(),
         };
@@ -431,7 +520,7 @@ impl PolicyState for VagueTokens {
 
     fn bytes(&self, _cache: &LayerCache) -> StateBytes {
         // Offsets, lengths and what else the device knows of each range.
-        let ranges = 7 * self.heads.len() * size_of::<i32>();
+        let ranges = 7 * self.places.len() * size_of::<i32>();
         let [device, host] = self.pool.bytes();
         let device = device + ranges + self.on_device.fullness.bytes();
         StateBytes { device, host, scratch: 0 }
@@ -439,8 +528,8 @@ impl PolicyState for VagueTokens {
 
     /// A step appends before a block moves.
     fn lengths_of_step(&self, head: usize, before: usize) -> Option<StepLengths> {
-        let within = before + 1;
-        Some(StepLengths { within, behind: within - self.heads[head].full().leaving(within) })
+        let (within, full) = (before + 1, self.places[head].head.full());
+        Some(StepLengths { within, behind: within - full.leaving(within) })
     }
 
     fn appended(&mut self, tokens: usize) {
@@ -458,7 +547,7 @@ impl PolicyState for VagueTokens {
     /// Counts from the cache's lengths on.
     fn slots_moved(&mut self, cache: &LayerCache) -> Result<()> {
         let lengths = cache.layout().lengths();
-        expect_shape("ranges of vague tokens", &[lengths.len()], &[self.heads.len()])?;
+        expect_shape("ranges of vague tokens", &[lengths.len()], &[self.places.len()])?;
         let now = self.now().into_iter().zip(lengths);
         self.start = now.map(|(now, &exact)| Start { exact, ..now }).collect();
         self.appended = 0;
@@ -468,10 +557,10 @@ impl PolicyState for VagueTokens {
     /// Counts all blocks as written, without contents.
     fn assume(&mut self, _tokens: usize) -> Result<()> {
         let written = |head: &VagueHead, start: Start| Start { written: head.blocks, ..start };
-        let ranges = self.heads.iter().zip(self.now());
+        let ranges = self.heads().zip(self.now());
         let start = ranges.map(|(head, now)| written(head, now)).collect();
-        let (pool, heads) = (self.pool.clone(), self.heads.clone());
-        *self = Self::of_pool(pool, heads, self.kv_heads, self.head_dim, start)?;
+        let (pool, places) = (self.pool.clone(), self.places.clone());
+        *self = Self::of_pool(pool, places, self.kv_heads, self.head_dim, start)?;
         Ok(())
     }
 }
@@ -483,13 +572,19 @@ impl LoadState for VagueTokens {
         let header = std::mem::take(&mut saved.header);
         let header: Header =
             serde_json::from_value(header).map_err(|error| invalid(error.to_string()))?;
-        let Header { heads, form, written } = header;
+        let Header { heads, mut blocks, form, written } = header;
+        if blocks.is_empty() {
+            blocks = heads.iter().map(|head| head.blocks).collect();
+        }
         let (ranges, head_dim) = (cache.layout().head_ranges(), cache.head_dim());
-        if heads.len() != ranges || written.len() != ranges {
-            let (heads, written) = (heads.len(), written.len());
-            return Err(invalid(format!(
-                "{heads} heads and {written} counts of blocks, expected {ranges}"
-            )));
+        let counts = [heads.len(), written.len(), blocks.len()];
+        if counts != [ranges; 3] {
+            let reason = format!("heads, written and all blocks of {counts:?} ranges");
+            return Err(invalid(format!("{reason}, expected {ranges}")));
+        }
+        let too_many = |(head, &blocks): (&VagueHead, &usize)| head.blocks > blocks;
+        if heads.iter().zip(&blocks).any(too_many) {
+            return Err(invalid(format!("{heads:?} have more blocks than {blocks:?}")));
         }
         form.check().map_err(invalid)?;
         if cache.track(Self::SCORES).is_none() || cache.log_weights().is_some() {
@@ -502,13 +597,14 @@ impl LoadState for VagueTokens {
         if let Some(written) = written.iter().find(|written| **written > most) {
             return Err(invalid(format!("{written} blocks written")));
         }
-        let blocks = heads.iter().try_fold(0usize, |sum, head| sum.checked_add(head.blocks));
-        let blocks = blocks.filter(|blocks| blocks.checked_mul(2 * BLOCK * head_dim).is_some());
-        let blocks = blocks.ok_or_else(|| invalid("blocks beyond counting".into()))?.max(1);
+        let all = blocks.iter().try_fold(0usize, |sum, &blocks| sum.checked_add(blocks));
+        let all = all.filter(|blocks| blocks.checked_mul(2 * BLOCK * head_dim).is_some());
+        let all = all.ok_or_else(|| invalid("blocks beyond counting".into()))?.max(1);
         let (device, dtype) = (&cache.options().device, cache.options().dtype);
-        let pool = VaguePool::load(&mut saved, form, blocks, head_dim, dtype, device)?;
+        let pool = VaguePool::load(&mut saved, form, all, head_dim, dtype, device)?;
         let lengths = cache.layout().lengths().iter().zip(written);
         let start = lengths.map(|(&exact, written)| Start { exact, written }).collect();
-        Self::of_pool(pool, heads, cache.layout().kv_heads(), head_dim, start)
+        let places = heads.into_iter().zip(blocks).map(|(head, blocks)| Place { head, blocks });
+        Self::of_pool(pool, places.collect(), cache.layout().kv_heads(), head_dim, start)
     }
 }
