@@ -31,6 +31,7 @@ pub use merging::{
 pub use overwriting::{DuoAttention, Gates, LongFlow, Scope};
 pub use policy::attention_scores::{Pooling, Reduction, pool_scores, window_attention};
 pub use policy::board::SharedListBoard;
+pub use policy::config::in_json;
 pub use policy::error::{PolicyError, Result};
 pub use policy::evictor::EvictionPolicy;
 pub use policy::lists::SlotList;

@@ -134,8 +134,8 @@ pub struct PolicyArgs {
 /// How the engine runs.
 #[derive(Debug, Clone, clap::Args)]
 pub struct EngineArgs {
-    /// The most requests that decode at once. On a GPU a step takes as long for one as for all of
-    /// them
+    /// The most requests of a group that decode at once (`--groups`). On a GPU a step takes as long
+    /// for one as for all of them
     #[arg(long, default_value_t = 16, value_parser = positive)]
     pub rows: usize,
     /// The most requests that wait; beyond them, requests are refused

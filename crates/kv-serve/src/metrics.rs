@@ -124,7 +124,7 @@ fn gauges(engine: &Engine, load: &Load) -> Vec<(&'static str, &'static str, f64)
     let full: usize = load.jobs.iter().map(|job| job.held.full_bytes).sum();
     let live: usize = load.jobs.iter().map(|job| job.held.live_bytes).sum();
     vec![
-        ("rows_limit", "Requests that may decode at once", options.rows as f64),
+        ("rows_limit", "Requests that may decode at once", options.all_rows() as f64),
         ("queue_limit", "Requests that may wait", options.queue as f64),
         ("requests_waiting", "Requests in the queue", load.waiting as f64),
         ("requests_prefilling", "Requests that prefill", load.prefilling as f64),

@@ -49,7 +49,7 @@ use worker::{Command, Submitted, Worker};
 /// How an engine runs.
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
-    /// The most jobs that decode at once.
+    /// The most jobs of a group that decode at once.
     pub rows: usize,
     /// The most jobs that wait.
     pub queue: usize,
@@ -73,6 +73,13 @@ pub struct EngineOptions {
     pub contexts: Option<PathBuf>,
     /// The connections to the engines of other ranks, which have the other parts of the model.
     pub meeting: Option<Arc<Meeting>>,
+}
+
+impl EngineOptions {
+    /// The most jobs of all groups that decode at once.
+    pub fn all_rows(&self) -> usize {
+        self.rows.saturating_mul(self.groups.max(1))
+    }
 }
 
 impl Default for EngineOptions {

@@ -111,7 +111,7 @@ impl Config {
     pub(crate) fn take_all<T: DeserializeOwned>(&mut self, policy: &str) -> Result<T> {
         let all = Value::Object(std::mem::take(&mut self.left));
         serde_path_to_error::deserialize(all).map_err(|error| {
-            let (path, reason) = (error.path().to_string(), error.inner().to_string());
+            let (path, reason) = (error.path().to_string(), in_json(&error.inner().to_string()));
             // These name the parameter themselves.
             let is_named = [".", "?"].contains(&path.as_str())
                 || ["unknown field", "missing field"].iter().any(|own| reason.starts_with(own));
@@ -142,6 +142,24 @@ impl Config {
         self.take("budget");
         self.take_all(policy)
     }
+}
+
+/// An error of `serde`, which says what was expected by the names of JSON rather than of Rust.
+pub fn in_json(message: &str) -> String {
+    let Some((found, expected)) = message.split_once(", expected ") else {
+        return message.to_string();
+    };
+    let expected = match expected {
+        "u8" | "u32" | "u64" | "usize" => "a whole number of at least 0",
+        "i32" | "i64" => "a whole number",
+        "f32" | "f64" => "a number",
+        "a map" => "an object",
+        "a sequence" => "a list",
+        kind if kind.starts_with("struct ") => "an object",
+        kind if kind.starts_with("internally tagged enum ") => "an object with `type`",
+        other => other,
+    };
+    format!("{found}, expected {expected}")
 }
 
 /// A policy's parameters as a configuration.

@@ -69,6 +69,7 @@ async function answer() {
     if (error.name !== "AbortError") {
       own.message.classList.add("wrong");
       own.body.textContent += error.message;
+      own.message.scrollIntoView({ block: "end" });
       giveBack(conversation.pop().content);
       return;
     }

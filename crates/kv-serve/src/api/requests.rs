@@ -94,7 +94,7 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Live> {
         waiting: load.waiting,
         prefilling: load.prefilling,
         running: load.running,
-        rows: app.engine.options().rows,
+        rows: app.engine.options().all_rows(),
         kv_bytes: load.bytes,
         kv_bytes_limit: load.most_bytes,
         requests: requests.collect(),

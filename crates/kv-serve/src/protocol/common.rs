@@ -184,8 +184,8 @@ impl Common {
         if choices == 0 || count > most {
             let prompts = parts.prompts.len();
             let message = format!(
-                "{choices} choices of each of {prompts} prompts are {count}; from 1 to {most} are \
-                 possible (`--max-choices`, `--queue`)"
+                "`n` is {choices}, for each of {prompts} prompts: expected 1 to {most} choices \
+                 together (`--max-choices`, `--queue`)"
             );
             return Err(ApiError::invalid(self.n.map_or(parts.param, |_| "n"), message));
         }
@@ -195,7 +195,12 @@ impl Common {
         }
         let context = self.context()?;
         let mut kv = self.kv.clone().unwrap_or_default();
-        kv.retain(|key, value| key != "context" && !value.is_null());
+        // `null` is no policy and no budget, but a value of some options of policies.
+        kv.retain(|key, value| match key.as_str() {
+            "context" => false,
+            "policy" | "budget" => !value.is_null(),
+            _ => true,
+        });
         let (sampling, stop) = (self.sampling()?, self.stops()?);
         if let Some(user) = &self.user {
             let user: String = user.chars().take(MOST_USER).collect();
@@ -256,7 +261,9 @@ impl Common {
             return Err(ApiError::too_long(parts.param, message));
         }
         match self.max_tokens {
-            Some(0) => Err(ApiError::invalid(param, "at least one new token must be asked for")),
+            Some(0) => {
+                Err(ApiError::invalid(param, format!("`{param}` is 0, expected at least 1")))
+            }
             Some(count) if count > most => {
                 let most = most.min(left);
                 let message = format!("{count} new tokens were asked for; the most is {most}");

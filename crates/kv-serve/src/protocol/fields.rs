@@ -111,27 +111,12 @@ pub(crate) fn parse_within<T: DeserializeOwned>(
             let message = format!("`{field}` is missing");
             ApiError::invalid(field, message)
         } else {
-            ApiError::invalid(path.as_str(), format!("`{path}`: {}", in_json(&message)))
+            ApiError::invalid(
+                path.as_str(),
+                format!("`{path}`: {}", kv_policies::in_json(&message)),
+            )
         }
     })
-}
-
-/// What was expected, by the names of JSON rather than of Rust.
-fn in_json(message: &str) -> String {
-    let Some((found, expected)) = message.split_once(", expected ") else {
-        return message.to_string();
-    };
-    let expected = match expected {
-        "u8" | "u32" | "u64" | "usize" => "a whole number of at least 0",
-        "i32" | "i64" => "a whole number",
-        "f32" | "f64" => "a number",
-        "a map" => "an object",
-        "a sequence" => "a list",
-        kind if kind.starts_with("struct ") => "an object",
-        kind if kind.starts_with("internally tagged enum ") => "an object with `type`",
-        other => other,
-    };
-    format!("{found}, expected {expected}")
 }
 
 #[cfg(test)]

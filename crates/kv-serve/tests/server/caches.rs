@@ -290,7 +290,7 @@ async fn metrics_count() {
         assert_eq!(value(name), 0.0);
     }
     let options = EngineOptions::default();
-    assert_eq!(value("kv_serve_rows_limit"), options.rows as f64);
+    assert_eq!(value("kv_serve_rows_limit"), options.all_rows() as f64);
     assert_eq!(value("kv_serve_queue_limit"), options.queue as f64);
     // The arena stays for the next request.
     assert_eq!((value("kv_serve_kv_bytes"), value("kv_serve_kv_live_bytes")), (0.0, 0.0));

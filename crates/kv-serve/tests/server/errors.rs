@@ -54,6 +54,7 @@ async fn each_field_that_is_not_honoured_is_refused_by_name() {
         (CHAT, chat("x", json!({"prompt": "x"})), "prompt"),
         (CHAT, chat("x", json!({"stream": true, "stream_options": {"x": 1}})), "stream_options.x"),
         (CHAT, chat("x", json!({"response_format": {"type": "xml"}})), "response_format"),
+        (CHAT, chat("x", json!({"kv": {"policy": "snapkv", "x": null}})), "kv.x"),
         (CHAT, json!({"messages": [{"role": "user", "content": "x", "x": 1}]}), "messages[0].x"),
         (CHAT, json!({"messages": [{"role": "poet", "content": "x"}]}), "messages[0].role"),
     ] {
@@ -352,6 +353,10 @@ async fn a_deadline_needs_no_reader() {
     let asked = request(Method::POST, CHAT, Some(&chat("The sea", more)));
     let unread = server.oneshot(asked).await.unwrap();
     assert_eq!(unread.status().as_u16(), 200);
+    // Loads are published from time to time: until then there is nothing to be idle after.
+    while engine.load().totals.submitted < 8 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     idle(&engine).await;
     let totals = engine.load().totals;
     assert_eq!((totals.cancelled, totals.ended), (8, 0), "{totals:?}");

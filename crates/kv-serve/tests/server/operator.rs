@@ -137,7 +137,7 @@ async fn more_choices_than_may_wait_are_an_error() {
     for body in [chat("x", json!({"n": 3})), chat("x", json!({"n": 8}))] {
         let error = bad(&server, CHAT, body, 400).await;
         assert_eq!(error["param"], "n");
-        assert!(error["message"].as_str().unwrap().contains("from 1 to 2"), "{error}");
+        assert!(error["message"].as_str().unwrap().contains("expected 1 to 2"), "{error}");
     }
     let answer = good(&server, CHAT, chat("x", json!({"n": 2}))).await;
     assert_eq!(answer["choices"].as_array().unwrap().len(), 2);

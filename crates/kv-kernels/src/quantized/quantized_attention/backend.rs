@@ -60,16 +60,21 @@ mod cpu {
             let mut log_sum_exp = wide(&args.log_sum_exp).into_vec();
             let [offsets, lengths] = [args.offsets, args.lengths].map(|t| t.to_contiguous());
             let (offsets, lengths) = (slice::<i32>(&offsets), slice::<i32>(&lengths));
-            let heads = query.chunks(head_dim).zip(output.chunks_mut(head_dim));
-            for (head, ((query, output), log_sum_exp)) in heads.zip(&mut log_sum_exp).enumerate() {
-                let range = head / group;
+            for range in 0..batch * kv_heads {
+                let heads = range * group..(range + 1) * group;
+                let numbers = heads.start * head_dim..heads.end * head_dim;
                 let first = offsets[range].max(0) as usize;
                 let end = first + lengths[range].max(0) as usize;
-                let mut state = State::of(output, *log_sum_exp);
-                slots.attend(query, args.scale, first..end, &mut state);
-                let (own, sum) = state.finish();
-                output.copy_from_slice(&own);
-                *log_sum_exp = sum;
+                let before =
+                    output[numbers.clone()].chunks(head_dim).zip(&log_sum_exp[heads.clone()]);
+                let mut states: Vec<State> =
+                    before.map(|(output, sum)| State::of(output, *sum)).collect();
+                slots.attend(&query[numbers], args.scale, first..end, &mut states);
+                for (head, state) in heads.zip(states) {
+                    let (own, sum) = state.finish();
+                    output[head * head_dim..(head + 1) * head_dim].copy_from_slice(&own);
+                    log_sum_exp[head] = sum;
+                }
             }
             (
                 rounded(output, [batch, query_heads, head_dim], dtype),

@@ -184,7 +184,9 @@ impl KvReviver {
             None => return BlockReviver::from_config(config, VagueForm::QUANTIZED),
             Some(Value::String(form)) if form == FORM => {}
             // An earlier name of the sketch's share.
-            Some(share @ Value::Number(_)) => config.set_default("sketch_share", share),
+            Some(share) if share.as_f64().is_some_and(|share| share < 1.0) => {
+                config.set_default("sketch_share", share);
+            }
             Some(other) => {
                 if let Some(form) = other.as_str().and_then(VagueForm::named) {
                     return BlockReviver::from_config(config, form);
