@@ -7,9 +7,6 @@
     llama-server -m smollm2.gguf -c 16384 -np 8 -t 2 --port 8002
     python3 serving.py --url http://127.0.0.1:8002/v1 --text BOOK.txt --clients 8 --seconds 60
 
-    python3 -m llama_cpp.server --model smollm2.gguf --n_ctx 2048 --interrupt_requests False --port 8001
-    python3 serving.py --url http://127.0.0.1:8001/v1 --text BOOK.txt --clients 8 --seconds 60
-
 Each client sends a chat of 200 to 2,400 characters of the book, reads its stream of 16 to 63
 tokens, and sends the next. Some leave after a few tokens (`--leave`), some send malformed JSON
 (`--malformed`). `--fields` are sent with every chat: `kv-serve` chooses a policy by the field `kv`.
