@@ -233,8 +233,8 @@ fn check_rows(tested: &TestDevice, config: Value) {
     assert_eq!(vague(&joined), each, "{}", tested.name);
 }
 
-/// A sequence takes the place of a longer one in its row: all get what they get alone, in files
-/// too. A sequence that needs more blocks than the row has is refused.
+/// A sequence takes the place of a longer one in its row. Both rows attend as they do alone, also
+/// once they are saved and loaded. A sequence that needs more blocks than the row has is refused.
 #[test]
 fn a_row_is_replaced_by_a_shorter_sequence() {
     for tested in quick_devices("block_reviver") {

@@ -94,13 +94,13 @@ impl Fullness {
         Self { at, leave, most: self.most, ranges: self.ranges.clone() }
     }
 
-    /// Whether [`Self::replace`] can put these bounds in the place of some: no more slots leave.
+    /// Whether [`Self::replace`] can write these bounds: at most as many slots leave as before.
     pub fn accepts(&self, from: &Self) -> bool {
         from.ranges.len() <= self.ranges.len() && from.most <= self.most
     }
 
-    /// Puts bounds in the place of those of the ranges from `first` on, in place: recorded steps
-    /// read them.
+    /// Writes new bounds for the ranges from `first` on. The tensors stay, since recorded steps read
+    /// them.
     ///
     /// # Errors
     /// [`Error::InvalidPlan`] for bounds that [`Self::accepts`] refuses, and [`Error::Kernel`] for

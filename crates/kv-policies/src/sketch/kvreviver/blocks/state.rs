@@ -299,7 +299,7 @@ impl VagueTokens {
             let (own, other) = (&self.places, &from.places);
             return Err(invalid(format!("no room for {other:?} at range {first} of {own:?}")));
         }
-        // The counts of all rows begin anew where those of this one do.
+        // `appended` counts the steps of all rows from one point in time, which is now.
         self.start = self.now();
         self.appended = 0;
         self.start[first..behind].copy_from_slice(&from.now());
