@@ -99,7 +99,7 @@ impl Fullness {
         from.ranges.len() <= self.ranges.len() && from.most <= self.most
     }
 
-    /// Writes new bounds for the ranges from `first` on. The tensors stay, since recorded steps read
+    /// Writes new bounds for the ranges from `first` on. The tensors stay: recorded steps read
     /// them.
     ///
     /// # Errors

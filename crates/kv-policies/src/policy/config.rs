@@ -144,8 +144,8 @@ impl Config {
     }
 }
 
-/// An error's text of `serde` with JSON's names of types in the place of Rust's: `expected a number`
-/// rather than `expected f32`.
+/// The text of an error of `serde` with JSON's names of types, such as `expected a number`, in the
+/// place of Rust's (`expected f32`).
 pub fn in_json(message: &str) -> String {
     let Some((found, expected)) = message.split_once(", expected ") else {
         return message.to_string();
