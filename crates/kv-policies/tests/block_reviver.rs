@@ -279,6 +279,61 @@ fn a_row_is_replaced_by_a_shorter_sequence() {
     }
 }
 
+/// Under a budget in tokens, a longer prompt has more blocks and fewer exact slots, so that neither
+/// of two sequences fits into the other's row. A row that is widened takes both, and each attends in
+/// it as it does alone.
+#[test]
+fn a_widened_row_takes_sequences_of_several_shapes() {
+    for tested in quick_devices("block_reviver") {
+        let device = &tested.device;
+        let reviver = policy(quantized(json!(200), 3));
+        let [short, long] = [260, 900].map(|tokens| Run::new(1, 2, tokens, 120, device));
+        let compress = |run: &Run| run.prompt.compress(&*reviver, 120);
+        let (mut one, mut other) = (compress(&short), compress(&long));
+        assert!(!one.accepts(&other) && !other.accepts(&one), "{}", tested.name);
+        let mut row = other.clone();
+        row.widen_states(&one).unwrap();
+        let layouts = [&one, &other].map(LayerCache::layout);
+        let most = layouts.map(|layout| layout.most_capacity()).into_iter().max().unwrap();
+        row.resize(vec![most; 2]).unwrap();
+        // The blocks of a widened row have moved.
+        for index in 0..40 {
+            let output = long.step(&*reviver, &mut row, index);
+            let alone = long.step(&*reviver, &mut other, index);
+            close(&format!("{} step {index}", tested.name), &output, &alone);
+        }
+        let mut rows = LayerCache::concat(vec![row.clone(), row]).unwrap();
+        assert!(rows.accepts(&one) && rows.accepts(&compress(&long)), "{}", tested.name);
+        rows.replace_row(1, &one).unwrap();
+        for index in 0..80 {
+            let output = rows_step(&*reviver, &mut rows, [(&long, index + 40), (&short, index)]);
+            let mut each = long.step(&*reviver, &mut other, index + 40);
+            each.extend(short.step(&*reviver, &mut one, index));
+            close(&format!("{} step {index} of both", tested.name), &output, &each);
+        }
+        assert_eq!(vague(&rows), [vague(&other), vague(&one)].concat(), "{}", tested.name);
+    }
+}
+
+/// A sequence that takes a row's place leaves copies of the row as they were.
+#[test]
+fn copies_of_a_replaced_row_go_on() {
+    for tested in quick_devices("block_reviver") {
+        let device = &tested.device;
+        let reviver = policy(quantized(json!(0.5), 3));
+        let [long, short] = [500, 300].map(|tokens| Run::new(1, 2, tokens, 100, device));
+        let compress = |run: &Run| run.prompt.compress(&*reviver, 100);
+        let (mut row, mut alone) = (compress(&long), compress(&long));
+        let mut copy = row.clone();
+        row.replace_row(0, &compress(&short)).unwrap();
+        for index in 0..100 {
+            let output = long.step(&*reviver, &mut copy, index);
+            let expected = long.step(&*reviver, &mut alone, index);
+            close(&format!("{} step {index}", tested.name), &output, &expected);
+        }
+    }
+}
+
 /// A step of a batch, of each run's token at an index of its own.
 fn rows_step(policy: &dyn Policy, cache: &mut LayerCache, rows: [(&Run, usize); 2]) -> Vec<f32> {
     let of_runs = |of: fn(&Run) -> &Tensor<4>| {

@@ -79,19 +79,27 @@ impl Fullness {
             let reason = format!("{leave} slots leave a range that is full at {at}");
             return Err(Error::InvalidPlan { what: "full range", reason });
         }
+        let most = ranges.iter().map(|range| range.leave).max().unwrap_or_default().max(1);
+        Ok(Self::of(ranges, most, device))
+    }
+
+    fn of(ranges: Vec<FullRange>, most: usize, device: &Device) -> Self {
         let upload = |of: fn(&FullRange) -> usize| {
             let values = ranges.iter().map(|range| of(range) as i32).collect();
             ints(values, [ranges.len()], device)
         };
-        let most = ranges.iter().map(|range| range.leave).max().unwrap_or_default().max(1);
-        Ok(Self { at: upload(|range| range.at), leave: upload(|range| range.leave), most, ranges })
+        Self { at: upload(|range| range.at), leave: upload(|range| range.leave), most, ranges }
     }
 
-    /// The bounds on another device.
-    pub fn to_device(&self, device: &Device) -> Self {
-        let on = |numbers: &Tensor<1, Int>| numbers.clone().to_device(device);
-        let (at, leave) = (on(&self.at), on(&self.leave));
-        Self { at, leave, most: self.most, ranges: self.ranges.clone() }
+    /// The bounds in tensors of their own, which [`Self::replace`] writes alone.
+    pub fn copied(&self, device: &Device) -> Self {
+        Self::of(self.ranges.clone(), self.most, device)
+    }
+
+    /// Lets [`Self::replace`] write bounds under which as many slots leave as under those of
+    /// `like`.
+    pub fn widen(&mut self, like: &Self) {
+        self.most = self.most.max(like.most);
     }
 
     /// Whether [`Self::replace`] can write these bounds: at most as many slots leave as before.

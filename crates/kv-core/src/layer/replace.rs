@@ -17,6 +17,22 @@ impl LayerCache {
             && own.flat_map(|row| row.iter().zip(from.layout.capacities())).all(|(c, n)| c >= n)
     }
 
+    /// Gives the states of every row as much room as those of `like` have
+    /// ([`crate::PolicyState::widen`]). Capacities stay.
+    ///
+    /// # Errors
+    /// The errors of [`crate::PolicyState::widen`].
+    pub fn widen_states(&mut self, like: &Self) -> Result<()> {
+        for (name, stored) in &mut self.states.0 {
+            if let (StoredState::State(own), Some(StoredState::State(like))) =
+                (stored, like.states.0.get(name))
+            {
+                own.widen(&**like)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Copies the slots of the one sequence of `from` to the beginning of a row's ranges, whose
     /// lengths say how many slots there are. The lists of slots are made on the device: the host
     /// would upload an index a slot.

@@ -55,6 +55,16 @@ pub trait PolicyState: Any + Debug + Send + Sync {
         Err(Error::InvalidPlan { what: "state", reason })
     }
 
+    /// Gives every row as much room as the rows of another state of this type have, so that
+    /// [`Self::accepts`] takes the sequences of both. A state stays as it is where its size does
+    /// not depend on its sequence, or where rows cannot be replaced.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPlan`] for a state of another type, [`Error::Kernel`].
+    fn widen(&mut self, _like: &dyn PolicyState) -> Result<()> {
+        Ok(())
+    }
+
     /// The state in host memory. `None` as for [`Self::copied`].
     ///
     /// # Errors

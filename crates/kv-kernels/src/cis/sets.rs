@@ -219,6 +219,14 @@ impl IndexSets {
         })
     }
 
+    /// These sets with as much room as others have, so that [`Self::accepts`] takes what takes
+    /// either's room.
+    #[must_use]
+    pub fn widened_like(self, like: &Self) -> Self {
+        let (always, top) = (self.always.max(like.always), self.top.max(like.top));
+        Self { always, top, ..self.widened(like.width) }
+    }
+
     /// Whether [`Self::replace`] can put these ranges in the place of some of its own: their
     /// vectors have equal shapes, and their sets and rules need no more room.
     pub fn accepts(&self, from: &Self) -> bool {

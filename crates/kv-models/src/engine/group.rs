@@ -40,8 +40,9 @@ struct Step {
 }
 
 impl<'a> Group<'a> {
-    /// A group with a sequence in it, within a part of the engine's bytes. Its ranks have equally
-    /// many rows, however many slots their own heads take.
+    /// A group with a sequence in it, within a part of the engine's bytes, in the place of a
+    /// `former` group without jobs. Its ranks have equally many rows, however many slots their own
+    /// heads take.
     ///
     /// # Errors
     /// [`ParallelError`] where the ranks have lost each other. Within: [`JobError::TooLarge`] where
@@ -51,6 +52,7 @@ impl<'a> Group<'a> {
         one: Decoder<'a>,
         row: Row,
         room: usize,
+        former: Option<Self>,
         (options, script): (&EngineOptions, &Script),
     ) -> Result<Result<Self, Failed<Row>>, ParallelError> {
         let session = one.session();
@@ -65,15 +67,17 @@ impl<'a> Group<'a> {
         };
         let own = bytes_of(session.cache());
         let made = if session.appends_only() {
+            // Its memory is free before the arena takes as much.
+            drop(former);
             Self::arena(model, session.slot_weights(), options)
         } else if !script.agree(own <= part)? {
             Err(too_large(own))
         } else if session.has_replaceable_rows() {
-            // Capacities of rows are rounded up.
-            let needed = match script.alike(session.rows_like(1), "make a row")? {
-                Ok(one) => bytes_of(one.cache()),
+            let one_row = match Self::row(session, former, part, script)? {
+                Ok(one_row) => one_row,
                 Err(error) => return Ok(Err(Box::new((error.into(), row)))),
             };
+            let needed = bytes_of(one_row.cache());
             if !script.agree(needed <= part)? {
                 return Ok(Err(Box::new((too_large(needed), row))));
             }
@@ -81,7 +85,7 @@ impl<'a> Group<'a> {
             // sequence.
             let fit = script.least(part / needed.max(1))?;
             let rows = if fit > 2 { (fit - 1).min(options.rows) } else { 1 };
-            Self::like(session, rows)
+            Self::like(session, &one_row, rows)
         } else {
             return Ok(Ok(Self::alone(one, row)));
         };
@@ -96,9 +100,28 @@ impl<'a> Group<'a> {
         Ok(script.alike(joined, "join a group")?.map(|()| group))
     }
 
-    /// Rows like the one sequence of `session`.
-    fn like(session: &Session<'a>, rows: usize) -> Result<Self, JobError> {
-        let mut group = Self::new(session.rows_like(rows)?, rows)?;
+    /// A row for the one sequence of `session`, and for the sequences that a `former` group had
+    /// room for, unless such a row alone takes more than `part` bytes.
+    fn row(
+        session: &Session<'a>,
+        former: Option<Self>,
+        part: usize,
+        script: &Script,
+    ) -> Result<Result<Session<'a>, ModelError>, ParallelError> {
+        if let Some(former) = former {
+            let wide = session.row_like(Some(former.decoder.session()));
+            match script.alike(wide, "make a row")? {
+                Ok(wide) if script.agree(bytes_of(wide.cache()) <= part)? => return Ok(Ok(wide)),
+                Ok(_) => {}
+                Err(error) => return Ok(Err(error)),
+            }
+        }
+        script.alike(session.row_like(None), "make a row")
+    }
+
+    /// Rows like `one_row`, for the one sequence of `session` and others.
+    fn like(session: &Session<'a>, one_row: &Session<'a>, rows: usize) -> Result<Self, JobError> {
+        let mut group = Self::new(one_row.repeated(rows)?, rows)?;
         if rows > 1 {
             group.decoder = group.decoder.resting_like(session);
         }
@@ -148,6 +171,12 @@ impl<'a> Group<'a> {
     /// Whether a sequence could join, once a row and slots are free.
     pub(super) fn accepts(&self, one: &Decoder<'_>) -> bool {
         !self.is_alone && self.decoder.accepts(one)
+    }
+
+    /// Whether the group's rows are of a sequence's policy, whatever their room.
+    pub(super) fn is_kin(&self, one: &Decoder<'_>) -> bool {
+        let (own, other) = (self.decoder.session().cache(), one.session().cache());
+        !self.is_alone && !self.is_arena() && own.origin == other.origin
     }
 
     /// The places that the group has for other jobs.

@@ -735,12 +735,15 @@ impl<'a> Worker<'a> {
                 return Ok(Some(Ready { one, row, room }));
             }
         }
-        if !self.may_add_group(&one) {
-            let idle = self.script.choose(|| self.idle_group())?;
-            let Some(idle) = idle else { return Ok(Some(Ready { one, row, room })) };
-            self.groups.remove(idle);
+        let mut former = self.script.choose(|| self.idle_kin(&one))?;
+        if former.is_none() && !self.may_add_group(&one) {
+            former = self.script.choose(|| self.idle_group())?;
+            if former.is_none() {
+                return Ok(Some(Ready { one, row, room }));
+            }
         }
-        match Group::with(self.model, one, row, room, (&self.options, &self.script))? {
+        let former = former.map(|at| self.groups.remove(at));
+        match Group::with(self.model, one, row, room, former, (&self.options, &self.script))? {
             Ok(group) => self.groups.push(group),
             Err(failed) => self.fail_row(*failed),
         }
@@ -765,6 +768,11 @@ impl<'a> Worker<'a> {
         let offers: Vec<Offer> = self.groups.iter().map(Group::offer).collect();
         let idle = || (0..offers.len()).filter(|&at| offers[at].is_idle);
         idle().find(|&at| !offers[at].is_claimed(&claims)).or_else(|| idle().next())
+    }
+
+    /// A group without jobs whose rows are of a sequence's policy, but too small for it.
+    fn idle_kin(&self, one: &Decoder<'_>) -> Option<usize> {
+        self.groups.iter().position(|group| group.is_idle() && group.is_kin(one))
     }
 
     /// Whether a group for a sequence leaves one of several groups to policies whose steps only

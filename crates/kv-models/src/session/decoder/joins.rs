@@ -6,8 +6,8 @@
 //! * Arenas ([`Session::arena`]), for policies whose steps append and attend to all live slots
 //!   ([`Session::appends_only`]). Sequences of different policies and budgets share one, each with
 //!   as many slots as it needs.
-//! * Rows like a given sequence ([`Session::rows_like`]), for other policies. All rows have its
-//!   policy and its capacities.
+//! * Rows like a given sequence ([`Session::row_like`]), for other policies. All rows have its
+//!   policy and capacities.
 
 use std::sync::Arc;
 use std::thread;
@@ -58,25 +58,35 @@ impl<'a> Session<'a> {
         Ok(Self::idle(model, policy, cache))
     }
 
-    /// Idle rows of this one sequence's policy, states and capacities, which are rounded up. A
-    /// decoder of them needs [`Decoder::resting_like`] this sequence.
+    /// An idle row of this one sequence's policy, states and capacities, which are rounded up. A row
+    /// that takes the place of `former` rows of this policy has as much room as they had: sequences
+    /// of one policy differ in size in several ways, so that neither of two may fit into the other's
+    /// row.
+    ///
+    /// A decoder of several such rows, which [`Self::repeated`] makes, needs
+    /// [`Decoder::resting_like`] this sequence.
     ///
     /// # Errors
-    /// The errors of [`LayerCache::concat`].
-    pub fn rows_like(&self, rows: usize) -> Result<Self> {
+    /// The errors of [`LayerCache::resize`] and [`LayerCache::widen_states`].
+    pub fn row_like(&self, former: Option<&Session<'_>>) -> Result<Self> {
         let _work = device_work();
-        let layers = self.cache.layers.iter().map(|layer| {
+        let former = former.filter(|former| former.cache.origin == self.cache.origin);
+        let layers = self.cache.layers.iter().enumerate().map(|(at, layer)| {
             let mut layer = layer.clone();
             let most = layer.layout().most_capacity().max(1).next_multiple_of(CAPACITY_STEP);
             // One slot more than a head is held at: a head without room is then one that grows.
             let is_limit = layer.limits().is_some_and(|limits| limits.contains(&most));
-            let most = most + usize::from(is_limit);
+            let mut most = most + usize::from(is_limit);
+            if let Some(former) = former.and_then(|former| former.cache.layers.get(at)) {
+                most = most.max(former.layout().most_capacity());
+                layer.widen_states(former)?;
+            }
             layer.resize(vec![most; layer.layout().head_ranges()])?;
-            LayerCache::concat(vec![layer; rows.max(1)])
+            Ok(layer)
         });
         let layers = layers.collect::<kv_core::Result<_>>()?;
-        let seen = self.cache.seen.repeat(rows.max(1));
-        let cache = KvCache { layers, seen, origin: self.cache.origin.clone() };
+        let (seen, origin) = (self.cache.seen.clone(), self.cache.origin.clone());
+        let cache = KvCache { layers, seen, origin };
         Ok(Self::idle(self.model, self.policy.clone(), cache))
     }
 

@@ -191,6 +191,11 @@ impl PolicyState for CisIndex {
         Ok(self.0.replace(row * from.tensors().0.dims()[0], from)?)
     }
 
+    fn widen(&mut self, like: &dyn PolicyState) -> Result<()> {
+        self.0 = self.0.clone().widened_like(&state_of::<Self>(like)?.0);
+        Ok(())
+    }
+
     fn to_host(&self) -> Result<Option<HostState>> {
         let (table, vectors) = self.0.tensors();
         let header: Header = (vectors.dims(), table.dims()[1]);

@@ -115,11 +115,22 @@ impl VaguePool {
     pub(super) fn copy_blocks(&mut self, to: &Tensor<1, Int>, from: &Self) -> Result<()> {
         match (self, from) {
             (Self::Quantized(own), Self::Quantized(from)) => Ok(own.copy_blocks(to, from)?),
-            _ => {
-                let reason = "an archive's blocks cannot be copied".into();
-                Err(Error::InvalidPlan { what: "vague tokens", reason })
-            }
+            _ => Err(immovable()),
         }
+    }
+
+    /// The blocks of a pool that [`Self::accepts`] has accepted, in a new pool of `blocks` blocks:
+    /// its block `n` in block `to[n]`.
+    pub(super) fn moved(
+        &self,
+        to: &Tensor<1, Int>,
+        blocks: usize,
+        head_dim: usize,
+    ) -> Result<Self> {
+        let Self::Quantized(own) = self else { return Err(immovable()) };
+        let mut pool = QuantizedPool::new(blocks, head_dim, own.bits, &self.device());
+        pool.copy_blocks(to, own)?;
+        Ok(Self::Quantized(pool))
     }
 
     /// The pool in a memory of its own, for the kernels of `device`.
@@ -214,6 +225,11 @@ impl VaguePool {
 fn taken(saved: &mut SavedState, names: [&str; 4], lengths: [usize; 4]) -> Result<[TensorData; 4]> {
     let mut take = |i: usize| saved.take(names[i], DType::I32, &[lengths[i]]);
     Ok([take(0)?, take(1)?, take(2)?, take(3)?])
+}
+
+fn immovable() -> Error {
+    let reason = "an archive's blocks cannot be copied".into();
+    Error::InvalidPlan { what: "vague tokens", reason }
 }
 
 fn mixed() -> String {

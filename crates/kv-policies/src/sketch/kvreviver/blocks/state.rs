@@ -292,6 +292,27 @@ impl VagueTokens {
             && heads.all(|(own, head)| head.blocks <= own.blocks)
     }
 
+    /// This state with as many blocks in each head's ranges as the widest row of `like` has.
+    fn widened(&self, like: &Self) -> Result<Self> {
+        let (shape, device) = ([self.kv_heads, self.head_dim], self.pool.device());
+        expect_shape("vague tokens", &[like.kv_heads, like.head_dim], &shape)?;
+        let rows = like.places.chunks(self.kv_heads.max(1));
+        let most = |head: usize| rows.clone().map(|row| row[head].blocks).max().unwrap_or_default();
+        let places = self.places.iter().enumerate().map(|(range, place)| {
+            let blocks = place.blocks.max(most(range % self.kv_heads.max(1)));
+            Place { blocks, ..*place }
+        });
+        let places: Vec<Place> = places.collect();
+        let all = places.iter().map(|place| place.blocks).sum();
+        let goes = |(place, first): (&Place, usize)| first..first + place.blocks;
+        let to = self.places.iter().zip(first_blocks(&places)).flat_map(goes);
+        let to = block_list(to.map(|block| block as i32).collect(), &device);
+        let pool = self.pool.moved(&to, all, self.head_dim)?;
+        let mut fullness = self.on_device.fullness.clone();
+        fullness.widen(&like.on_device.fullness);
+        Ok(Self::of_parts(pool, places, self.kv_heads, self.head_dim, self.now(), fullness))
+    }
+
     /// Puts the one sequence of `from` into the ranges from `first` on.
     fn replace(&mut self, first: usize, from: &Self) -> Result<()> {
         let behind = first + self.kv_heads;
@@ -313,12 +334,7 @@ impl VagueTokens {
             };
             to.extend((0..other.blocks).map(goes_to));
         }
-        if to.is_empty() {
-            // The unused block of a pool without blocks.
-            to.push(NO_SLOT);
-        }
-        let to = Tensor::from_data(to.as_slice(), (&self.pool.device(), DType::I32));
-        self.pool.copy_blocks(&to, &from.pool)?;
+        self.pool.copy_blocks(&block_list(to, &self.pool.device()), &from.pool)?;
         self.on_device.replace(first, &from.on_device)?;
         let row = first / self.kv_heads;
         Ok(assign_int_rows(&mut self.ranges.lengths, row, from.ranges.lengths.clone())?)
@@ -399,6 +415,15 @@ fn first_blocks(places: &[Place]) -> Vec<usize> {
     each.collect()
 }
 
+/// The blocks to which the blocks of a pool are copied, on the device.
+fn block_list(mut to: Vec<i32>, device: &Device) -> Tensor<1, Int> {
+    if to.is_empty() {
+        // The unused block of a pool without blocks.
+        to.push(NO_SLOT);
+    }
+    Tensor::from_data(to.as_slice(), (device, DType::I32))
+}
+
 /// Lists of slots with −1 behind them, up to whole blocks.
 fn in_blocks(slots: Tensor<2, Int>) -> Tensor<2, Int> {
     let [lists, count] = slots.dims();
@@ -437,7 +462,7 @@ fn without() -> Error {
 
 impl VagueTokens {
     fn with_pool(&self, pool: VaguePool) -> Self {
-        let fullness = self.on_device.fullness.to_device(&pool.device());
+        let fullness = self.on_device.fullness.copied(&pool.device());
         let (places, start) = (self.places.clone(), self.now());
         Self::of_parts(pool, places, self.kv_heads, self.head_dim, start, fullness)
     }
@@ -462,7 +487,11 @@ impl VagueTokens {
             true => first.pool.clone(),
             false => VaguePool::concat(&with).map_err(unread)?,
         };
-        Self::of_pool(pool, places, first.kv_heads, first.head_dim, start)
+        let mut joined = Self::of_pool(pool, places, first.kv_heads, first.head_dim, start)?;
+        for part in parts {
+            joined.on_device.fullness.widen(&part.on_device.fullness);
+        }
+        Ok(joined)
     }
 }
 
@@ -501,6 +530,14 @@ impl PolicyState for VagueTokens {
 
     fn replace_row(&mut self, row: usize, from: &dyn PolicyState) -> Result<()> {
         self.replace(row * self.kv_heads, state_of(from)?)
+    }
+
+    fn widen(&mut self, like: &dyn PolicyState) -> Result<()> {
+        let like = state_of::<Self>(like)?;
+        if self.pool.accepts(&like.pool) {
+            *self = self.widened(like)?;
+        }
+        Ok(())
     }
 
     fn to_host(&self) -> Result<Option<HostState>> {
