@@ -110,7 +110,13 @@ impl TryFrom<f64> for Budget {
         } else {
             Self::Ratio(number)
         };
-        budget.validate()?;
+        budget.validate().map_err(|error| match error {
+            // Larger than a `usize`, it would be named as the largest one.
+            Error::InvalidBudget { reason, .. } if number >= usize::MAX as f64 => {
+                Error::InvalidBudget { budget: format!("{number:e}"), reason }
+            }
+            error => error,
+        })?;
         Ok(budget)
     }
 }
@@ -190,5 +196,7 @@ mod tests {
             let error = wrong.parse::<Budget>().unwrap_err().to_string();
             assert!(error.contains(&format!("budget {wrong}:")), "{error}");
         }
+        let error = serde_json::from_str::<Budget>("1e30").unwrap_err().to_string();
+        assert!(error.contains("budget 1e30: at most"), "{error}");
     }
 }

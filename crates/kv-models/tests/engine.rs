@@ -371,7 +371,7 @@ fn rows_of_states_are_replaced_in_place() {
         (json!({"policy": "kvreviver", "budget": 0.5}), [260, 230, 245, 150], 80, 2),
         // Longer prompts have more blocks and fewer exact slots: rows that are made anew have room
         // for both.
-        (json!({"policy": "kvreviver", "budget": 100}), [130, 260, 180, 220], 80, 2),
+        (json!({"policy": "kvreviver", "budget": 230}), [130, 500, 180, 140], 80, 2),
     ];
     for tested in quick_devices("engine") {
         let model = embedded_in_f32(&tested);

@@ -320,12 +320,14 @@ fn a_widened_row_takes_sequences_of_several_shapes() {
 fn copies_of_a_replaced_row_go_on() {
     for tested in quick_devices("block_reviver") {
         let device = &tested.device;
-        let reviver = policy(quantized(json!(0.5), 3));
-        let [long, short] = [500, 300].map(|tokens| Run::new(1, 2, tokens, 100, device));
+        let reviver = policy(quantized(json!(200), 3));
+        let [long, short] = [900, 260].map(|tokens| Run::new(1, 2, tokens, 100, device));
         let compress = |run: &Run| run.prompt.compress(&*reviver, 100);
-        let (mut row, mut alone) = (compress(&long), compress(&long));
+        let (mut row, mut alone, other) = (compress(&long), compress(&long), compress(&short));
+        // The other sequence's exact part is full at more slots.
+        row.resize(vec![other.layout().most_capacity(); 2]).unwrap();
         let mut copy = row.clone();
-        row.replace_row(0, &compress(&short)).unwrap();
+        row.replace_row(0, &other).unwrap();
         for index in 0..100 {
             let output = long.step(&*reviver, &mut copy, index);
             let expected = long.step(&*reviver, &mut alone, index);

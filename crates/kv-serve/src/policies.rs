@@ -244,6 +244,10 @@ impl Policies {
                 }
                 value if key == "budget" => {
                     let wrong = |error: String| ApiError::invalid(&*field, error);
+                    if !value.is_number() {
+                        let message = "a number such as 512 or 0.25 was expected";
+                        return Err(wrong(format!("{message}, not {value}")));
+                    }
                     let budget: Budget = serde_json::from_value(value.clone())
                         .map_err(|error| wrong(error.to_string()))?;
                     budget.validate().map_err(|error| wrong(error.to_string()))?;
