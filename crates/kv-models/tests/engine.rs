@@ -750,7 +750,6 @@ fn log_probabilities_tell_nothing_of_a_stop_string() {
     }
 }
 
-/// Cancelled jobs end, wherever they are, and pictures show slots by layer and head.
 #[test]
 fn a_short_prompt_does_not_wait_for_a_long_one() {
     let engine = engine(&cpu().device, small());
@@ -795,6 +794,8 @@ fn a_context_that_takes_too_long_is_given_up() {
     engine.cancel(decoding);
 }
 
+/// Cancelled jobs end, wherever they are, and pictures show slots by layer and head, also behind the
+/// end.
 #[test]
 fn jobs_are_cancelled_wherever_they_are() {
     let tested = cpu();
@@ -816,13 +817,17 @@ fn jobs_are_cancelled_wherever_they_are() {
     assert_eq!(picture.kept.len(), config.num_layers);
     assert!((90..=490).contains(&picture.tokens), "{}", picture.tokens);
     assert!(picture.kept.iter().flatten().all(|&slots| (30..=430).contains(&slots)));
+    assert!(picture.is_running);
     engine.cancel(waiting);
     engine.cancel(running);
     for updates in [&other, &updates] {
         let told = listen(updates);
         assert_eq!(told.ended.unwrap().finish, Finish::Cancelled);
     }
-    assert!(engine.picture(running).unwrap().is_none());
+    let last = engine.picture(running).unwrap().unwrap();
+    assert!(!last.is_running && last.tokens >= picture.tokens, "{last:?}");
+    assert!(last.kept.iter().flatten().all(|&slots| slots >= 30), "{last:?}");
+    assert!(engine.picture(waiting).unwrap().is_none(), "it never decoded");
     let held = Held::default();
     assert_eq!(held.bytes, 0);
     let shared = Arc::new(engine);

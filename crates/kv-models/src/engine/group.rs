@@ -27,6 +27,8 @@ pub(super) struct Group<'a> {
     is_broken: bool,
     /// Whether the group is of one job, and ends with it.
     is_alone: bool,
+    /// The last pictures of jobs that have ended.
+    ended: Vec<(JobId, Picture)>,
 }
 
 /// What the first rank tells the others of a decode step: the token that each row drew, and the
@@ -144,13 +146,13 @@ impl<'a> Group<'a> {
         let decoder = session.decoder(&vec![Sampling::greedy(); rows])?;
         let rows = (0..rows).map(|_| None).collect();
         let counted = StepCounts::default();
-        Ok(Self { decoder, rows, counted, is_broken: false, is_alone: false })
+        Ok(Self { decoder, rows, counted, is_broken: false, is_alone: false, ended: Vec::new() })
     }
 
     /// A group of one job, whose policy has state that no other job can take over.
     fn alone(one: Decoder<'a>, row: Row) -> Self {
-        let counted = StepCounts::default();
-        Self { decoder: one, rows: vec![Some(row)], counted, is_broken: false, is_alone: true }
+        let (rows, counted, ended) = (vec![Some(row)], StepCounts::default(), Vec::new());
+        Self { decoder: one, rows, counted, is_broken: false, is_alone: true, ended }
     }
 
     /// Whether the group's only job has ended.
@@ -302,6 +304,7 @@ impl<'a> Group<'a> {
     fn leave(&mut self, at: usize, totals: &mut Totals) {
         let held = self.held(at);
         if let Some(row) = self.rows[at].take() {
+            self.ended.push((row.id, self.picture_of(at, &row, false)));
             match row.end(held) {
                 Some(Finish::Cancelled) => totals.cancelled += 1,
                 Some(_) => totals.ended += 1,
@@ -365,12 +368,21 @@ impl<'a> Group<'a> {
 
     /// What each head of a job holds.
     pub(super) fn picture(&self, id: JobId) -> Option<Picture> {
-        let of = |(at, row): (usize, &Option<Row>)| match row {
-            Some(row) if row.id == id => Some((at, row.prompt_tokens + row.new_tokens())),
-            _ => None,
-        };
-        let (at, tokens) = self.rows.iter().enumerate().find_map(of)?;
-        Some(Picture { tokens, kept: kept_in(self.decoder.session().cache(), at) })
+        let mut rows = self.rows.iter().enumerate();
+        rows.find_map(|(at, row)| {
+            let row = row.as_ref().filter(|row| row.id == id)?;
+            Some(self.picture_of(at, row, true))
+        })
+    }
+
+    fn picture_of(&self, at: usize, row: &Row, is_running: bool) -> Picture {
+        let tokens = row.prompt_tokens + row.new_tokens();
+        Picture { tokens, kept: kept_in(self.decoder.session().cache(), at), is_running }
+    }
+
+    /// The last pictures of the jobs that have ended since the last call.
+    pub(super) fn take_ended(&mut self) -> Vec<(JobId, Picture)> {
+        std::mem::take(&mut self.ended)
     }
 
     /// The share of the group that jobs have: of an arena's slots, of other groups' rows, or where

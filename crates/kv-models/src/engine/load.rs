@@ -29,13 +29,15 @@ pub struct Load {
     pub totals: Totals,
 }
 
-/// What each head of a job holds, at one moment.
+/// What each head of a job holds at one moment.
 #[derive(Debug, Clone)]
 pub struct Picture {
     /// Tokens of the prompt and new ones.
     pub tokens: usize,
     /// Slots of each head, `[layers][Hkv]`.
     pub kept: Vec<Vec<usize>>,
+    /// Whether the job decodes; a job that has ended held this in the end.
+    pub is_running: bool,
 }
 
 /// A job that decodes.

@@ -318,7 +318,8 @@ impl Engine {
         load
     }
 
-    /// What each head of a job that decodes holds; `None` for other jobs.
+    /// What each head of a job that decodes holds, or held in the end for the 32 jobs that ended
+    /// last; `None` for other jobs.
     ///
     /// # Errors
     /// [`JobError::Stopped`].

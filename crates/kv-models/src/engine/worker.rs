@@ -45,6 +45,8 @@ const SHORTER: usize = 4;
 const ALONE: Duration = Duration::from_millis(50);
 /// How long an engine without work waits for a command.
 const IDLE: Duration = Duration::from_secs(1);
+/// How many jobs that have ended still have a picture: a short answer ends before anybody asks.
+const PICTURES: usize = 32;
 /// How often handles see a new load.
 const PUBLISHED: Duration = Duration::from_millis(50);
 
@@ -108,6 +110,8 @@ pub(super) struct Worker<'a> {
     /// Jobs whose prompts are compressed and that found no free row yet, the oldest first.
     ready: Vec<Parked<'a>>,
     groups: Vec<Group<'a>>,
+    /// The last pictures of jobs that have ended, the oldest first.
+    pictures: VecDeque<(JobId, Picture)>,
     contexts: Contexts<'a>,
     prefixes: Prefixes,
     /// A compressed prompt that jobs in the queue have, too.
@@ -181,6 +185,7 @@ impl<'a> Worker<'a> {
             starting: Vec::new(),
             ready: Vec::new(),
             groups: Vec::new(),
+            pictures: VecDeque::new(),
             contexts,
             prefixes,
             repeated: None,
@@ -225,6 +230,7 @@ impl<'a> Worker<'a> {
                     self.groups.iter().map(Group::running).sum::<usize>(),
                 );
             }
+            self.keep_pictures();
             self.groups.retain(|group| !group.is_over());
             self.publish();
             if self.closes()? {
@@ -308,8 +314,9 @@ impl<'a> Worker<'a> {
             }
             Command::Cancel(id) => self.cancel(id),
             Command::Picture { id, reply } => {
-                let picture = self.groups.iter().find_map(|group| group.picture(id));
-                drop(reply.send(picture));
+                let running = self.groups.iter().find_map(|group| group.picture(id));
+                let ended = || self.pictures.iter().find(|(own, _)| *own == id);
+                drop(reply.send(running.or_else(|| ended().map(|(_, picture)| picture.clone()))));
             }
             Command::Compress { id, name, tokens, policy, reply } => {
                 self.enqueue(Waiting::Context { id, name, tokens, policy, reply })?;
@@ -800,7 +807,15 @@ impl<'a> Worker<'a> {
         } else {
             let totals = &mut self.totals;
             let _ = self.groups.iter_mut().any(|group| group.cancel(id, totals));
+            self.keep_pictures();
         }
+    }
+
+    /// Keeps the last pictures of jobs that have ended.
+    fn keep_pictures(&mut self) {
+        self.pictures.extend(self.groups.iter_mut().flat_map(Group::take_ended));
+        let forgotten = self.pictures.len().saturating_sub(PICTURES);
+        self.pictures.drain(..forgotten);
     }
 
     /// Cancels everything; returns the number of jobs.

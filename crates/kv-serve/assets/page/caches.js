@@ -9,6 +9,8 @@ const find = (selector) => document.querySelector(selector);
 let shown = null;
 /** Whether that job may still run, so that its picture changes. */
 let runs = false;
+/** Whether that job is known to have ended. */
+let over = false;
 /** The last picture of the shown job, drawn again when the colours change. */
 let last = null;
 
@@ -27,6 +29,7 @@ export function follow(job) {
   if (String(job) !== String(last?.job)) clear(job);
   shown = job;
   runs = true;
+  over = false;
   glance();
 }
 
@@ -50,12 +53,12 @@ function clear(job) {
   find("#picture-text").textContent = `No picture of job ${job} yet.`;
 }
 
-/** Asks no more for the picture of a job that has ended. */
+/** Asks a last time for the picture of a job that has ended. */
 export function leave(job) {
   // A request that was refused has no job.
   if (job === null || String(job) !== String(shown)) return;
-  runs = false;
-  if (last === null) find("#picture-text").textContent = `Job ${job} ended before its picture.`;
+  over = true;
+  glance();
 }
 
 /** Asks the server again and again. */
@@ -128,10 +131,16 @@ async function picture() {
   const asked = shown;
   try {
     const next = await get(`/v1/kv/requests/${asked}`);
-    if (asked === shown) draw((last = next));
+    if (asked !== shown) return;
+    draw((last = next));
+    runs = next.running;
   } catch (error) {
-    // A job that was there has ended; another one has not begun. The last picture stays.
-    if (error.status === 404 && String(last?.job) === String(asked)) leave(asked);
+    if (error.status !== 404 || asked !== shown) return;
+    // A job that was there ended long ago, and its last picture stays; another one has not begun.
+    runs = !over && String(last?.job) !== String(asked);
+    if (over && last === null) {
+      find("#picture-text").textContent = `Job ${asked} ended before it had a row.`;
+    }
   }
 }
 

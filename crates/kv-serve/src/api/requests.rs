@@ -66,6 +66,8 @@ pub(crate) struct Picture {
     tokens: usize,
     /// Tokens that each head holds, layer by layer.
     kept: Vec<Vec<usize>>,
+    /// Whether the request decodes. One that has ended held these tokens in the end.
+    running: bool,
 }
 
 /// The requests that run now.
@@ -101,18 +103,18 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Live> {
     })
 }
 
-/// What each head of a running request holds.
+/// What each head of a request holds, or held in the end for the 32 requests that ended last.
 #[utoipa::path(get, path = "/v1/kv/requests/{job}", tag = "caches",
     params(("job" = u64, Path, description = "The job's number")),
     responses((status = 200, body = Picture), (status = "4XX", body = ErrorBody)))]
 pub(crate) async fn one(State(app): State<Arc<App>>, Named(job): Named) -> Result<Json<Picture>> {
     let unknown = || {
-        let message = format!("no request `{job}` is running");
+        let message = format!("no request `{job}` is running, or has ended lately");
         ApiError::not_found("request_not_found", message).about("job")
     };
     let number: u64 = job.parse().map_err(|_| unknown())?;
     let own = Arc::clone(&app);
     let picture = blocking(move || Ok(own.engine.picture(JobId(number))?)).await?;
-    let kv_models::Picture { tokens, kept } = picture.ok_or_else(unknown)?;
-    Ok(Json(Picture { job: number, tokens, kept }))
+    let kv_models::Picture { tokens, kept, is_running } = picture.ok_or_else(unknown)?;
+    Ok(Json(Picture { job: number, tokens, kept, running: is_running }))
 }

@@ -248,6 +248,10 @@ async fn running_requests_are_shown() {
     assert!(first["tokens_per_second"].as_f64().unwrap() > 0.0);
     let kept = picture["kept"].as_array().unwrap();
     assert_eq!((kept.len(), kept[0].as_array().unwrap().len()), (4, 2));
+    assert_eq!(picture["running"], true);
+    let (_, last) = get(&server, &format!("/v1/kv/requests/{}", first["job"])).await;
+    let tokens = &answer["usage"]["total_tokens"];
+    assert_eq!((&last["running"], &last["tokens"]), (&json!(false), tokens));
     for path in ["/v1/kv/requests/999999", "/v1/kv/requests/x"] {
         let (status, answer) = get(&server, path).await;
         assert_eq!((status.as_u16(), &answer["error"]["code"]), (404, &json!("request_not_found")));
