@@ -3,6 +3,7 @@
 //! Writes `rows`, of `columns` vectors each, into `pool`, whose rows begin `stride` vectors apart.
 
 use cubecl::prelude::*;
+use cubecl::std::tensor::layout::linear::LinearViewMut;
 
 #[cube(launch)]
 pub(crate) fn scatter_rows_kernel<E: Numeric, N: Size>(
@@ -23,15 +24,14 @@ pub(crate) fn scatter_rows_kernel<E: Numeric, N: Size>(
     }
 }
 
-/// Copies one tensor into another, with one unit a vector.
+/// Copies one tensor into another one, whose rows may be padded, with one unit a vector.
 #[cube(launch)]
 pub(crate) fn assign_kernel<E: Numeric, N: Size>(
-    to: &mut [Vector<E, N>],
+    mut to: LinearViewMut<'_, Vector<E, N>>,
     from: &[Vector<E, N>],
-    count: usize,
     #[define(E)] _dtype: ElemType,
 ) {
-    if ABSOLUTE_POS < count {
-        to[ABSOLUTE_POS] = from[ABSOLUTE_POS];
+    if to.is_in_bounds(ABSOLUTE_POS) {
+        to.write(ABSOLUTE_POS, from[ABSOLUTE_POS]);
     }
 }

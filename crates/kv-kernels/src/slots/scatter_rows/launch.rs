@@ -36,20 +36,20 @@ pub(super) fn scatter(pool: CubeTensor, slots: CubeTensor, rows: CubeTensor) -> 
     pool
 }
 
-/// Copies one tensor into another tensor's buffer.
+/// Copies one tensor into another tensor's buffer, whatever its strides: a contiguous copy of it
+/// would be another buffer.
 pub(super) fn assign(to: CubeTensor, from: CubeTensor) -> CubeTensor {
-    let (to, from) = (into_contiguous(to), into_contiguous(from));
+    let from = into_contiguous(from);
     let count = to.shape().num_elements();
-    let lanes = vector_lanes(&to, count, count);
+    let lanes = if to.is_contiguous() { vector_lanes(&to, count, count) } else { 1 };
     let cube_dim = CubeDim::new(&to.client, count / lanes);
     assign_kernel::launch(
         &to.client.clone(),
         calculate_cube_count_elemwise(&to.client, count / lanes, cube_dim),
         cube_dim,
         lanes,
-        to.clone().into_buffer_arg(),
+        to.clone().into_linear_view(),
         from.into_buffer_arg(),
-        count / lanes,
         elem_type(to.dtype),
     );
     to
