@@ -794,8 +794,8 @@ fn a_context_that_takes_too_long_is_given_up() {
     engine.cancel(decoding);
 }
 
-/// Cancelled jobs end, wherever they are, and pictures show slots by layer and head, also behind the
-/// end.
+/// Cancelled jobs end, wherever they are, and pictures show slots by layer and head, also behind
+/// the end.
 #[test]
 fn jobs_are_cancelled_wherever_they_are() {
     let tested = cpu();

@@ -280,8 +280,8 @@ fn a_row_is_replaced_by_a_shorter_sequence() {
 }
 
 /// Under a budget in tokens, a longer prompt has more blocks and fewer exact slots, so that neither
-/// of two sequences fits into the other's row. A row that is widened takes both, and each attends in
-/// it as it does alone.
+/// of two sequences fits into the other's row. A row that is widened takes both, and each attends
+/// in it as it does alone.
 #[test]
 fn a_widened_row_takes_sequences_of_several_shapes() {
     for tested in quick_devices("block_reviver") {

@@ -109,7 +109,7 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Live> {
     responses((status = 200, body = Picture), (status = "4XX", body = ErrorBody)))]
 pub(crate) async fn one(State(app): State<Arc<App>>, Named(job): Named) -> Result<Json<Picture>> {
     let unknown = || {
-        let message = format!("no request `{job}` is running, or has ended lately");
+        let message = format!("no request `{job}` is running or has ended lately");
         ApiError::not_found("request_not_found", message).about("job")
     };
     let number: u64 = job.parse().map_err(|_| unknown())?;
