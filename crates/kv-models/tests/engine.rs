@@ -461,6 +461,57 @@ fn contexts_are_compressed_once_and_survive_the_engine() {
     assert!(matches!(error, JobError::UnknownContext { .. }), "{error}");
 }
 
+/// A saved context whose bytes have changed is not loaded, and its files stay.
+#[test]
+fn damaged_contexts_are_not_loaded() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = EngineOptions { contexts: Some(folder.path().into()), ..small() };
+    let document: Vec<u32> = (0..150).map(|at| 3 + at % 900).collect();
+    let policy = || build(&json!({"policy": "snapkv", "budget": 0.4})).unwrap();
+    let start = || engine(&cpu().device, options.clone());
+    let first = start();
+    first.compress("book", document.clone(), policy()).unwrap();
+    first.save("book").unwrap();
+    drop(first);
+    assert_eq!(start().contexts().unwrap().len(), 1);
+    let path = folder.path().join("book.cache");
+    let mut bytes = std::fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    let again = start();
+    assert!(again.contexts().unwrap().is_empty());
+    again.compress("book", document, policy()).unwrap();
+    let error = again.save("book").unwrap_err();
+    assert!(matches!(error, JobError::ForeignFile { .. }), "{error}");
+    assert_eq!(std::fs::read(&path).unwrap(), bytes);
+}
+
+/// A context of which no group has room for a copy is refused, before it is computed where its
+/// budget shows it.
+#[test]
+fn contexts_that_no_group_has_room_for_are_refused() {
+    let engine = engine(&cpu().device, EngineOptions { bytes: 200_000, groups: 1, ..small() });
+    let document: Vec<u32> = (0..400).map(|at| 3 + at % 900).collect();
+    let compress = |policy: Value| {
+        engine.compress("book", document.clone(), build(&policy).unwrap()).map(|info| info.tokens)
+    };
+    for policy in [json!({"policy": "full"}), json!({"policy": "snapkv", "budget": 0.5})] {
+        let error = compress(policy).unwrap_err();
+        let JobError::ContextTooLarge { needed, limit, .. } = error else { panic!("{error}") };
+        assert!(needed > limit && limit == 200_000, "{needed} {limit}");
+    }
+    assert_eq!(compress(json!({"policy": "snapkv", "budget": 40})).unwrap(), 400);
+    let ask = |new_tokens| {
+        let mut job = job(&json!({"policy": "full"}), &document[..4], new_tokens);
+        job.context = Some("book".into());
+        run_job(&engine, job)
+    };
+    assert_eq!(ask(10).tokens.len(), 10);
+    let error = ask(200).failed.unwrap();
+    assert!(matches!(&error, JobError::ContextTooLarge { fits, .. } if fits.contains("at most")));
+    assert!(error.to_string().contains("context `book`"), "{error}");
+}
+
 /// Greedy tokens, each with the likeliest tokens and their log-probabilities.
 type Likeliest = Vec<(u32, Vec<(u32, f32)>)>;
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use axum::http::Uri;
 use burn::tensor::DType;
 use bytesize::ByteSize;
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Parser, ValueEnum};
 use kv_core::{Budget, DeviceChoice};
 
@@ -38,8 +39,8 @@ pub struct Args {
     #[arg(long, value_name = "FOLDER")]
     pub contexts: Option<PathBuf>,
 
-    /// A key that clients send as `Authorization: Bearer KEY`; may be given several times. The
-    /// variable holds several with commas between them
+    /// A key that clients send as `Authorization: Bearer KEY`; may be given several times, or hold
+    /// several keys with commas between them. No key has a comma
     #[arg(long, env = "KV_SERVE_API_KEY", hide_env_values = true, value_delimiter = ',')]
     #[arg(value_name = "KEY")]
     pub api_key: Vec<String>,
@@ -88,7 +89,7 @@ pub struct ModelArgs {
     #[arg(default_value = "needle-1m")]
     pub model: String,
     /// The model's name in the API; by default its folder's or file's
-    #[arg(long)]
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     pub name: Option<String>,
     /// `auto`, `cpu`, `wgpu[:i]`, `vulkan[:i]`, `metal[:i]` or `cuda[:i]`
     #[arg(long, default_value = "auto")]
@@ -126,7 +127,8 @@ pub struct PolicyArgs {
     #[arg(long, value_name = "NAME")]
     pub allow_policy: Vec<String>,
     /// The most of its prompt that a request may keep by a policy or a budget that it names: a
-    /// share or tokens; all by default
+    /// share or tokens; all by default. A request may always keep as many tokens as --policy and
+    /// --budget would keep of its prompt
     #[arg(long, value_name = "BUDGET")]
     pub most_kept: Option<Budget>,
 }

@@ -241,9 +241,11 @@ impl From<JobError> for ApiError {
                 let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
                 Self { retry_after: Some(1), ..error.code("queue_full") }
             }
-            JobError::TooLarge { .. } => {
-                let message =
-                    format!("{message}, or let the operator give caches more (`--cache-bytes`)");
+            JobError::TooLarge { .. } | JobError::ContextTooLarge { .. } => {
+                let message = format!(
+                    "{message}, or let the operator give groups more (`--cache-bytes`, or fewer \
+                     `--groups`)"
+                );
                 Self::bad_request(message).code("cache_too_small")
             }
             JobError::ContextsFull { .. } => Self::bad_request(message).code("cache_too_small"),

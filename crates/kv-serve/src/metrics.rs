@@ -138,7 +138,12 @@ fn gauges(engine: &Engine, load: &Load) -> Vec<(&'static str, &'static str, f64)
             load.allocated as f64,
         ),
         ("kv_full_bytes", "Bytes that full caches of the running requests would hold", full as f64),
-        ("kv_use_ratio", "Share of the caches' bytes that is in use", share),
+        (
+            "kv_use_ratio",
+            "Share of kv_bytes_limit, of all groups and contexts, that kv_bytes takes; \
+             vllm:kv_cache_usage_perc says how full the fullest group is",
+            share,
+        ),
     ]
 }
 

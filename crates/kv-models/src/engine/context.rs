@@ -12,6 +12,7 @@ use std::{fs, io};
 use kv_core::LayerCache;
 use kv_policies::SlotWeights;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use tempfile::NamedTempFile;
 
 use super::group::{bytes_of, held_in};
@@ -62,6 +63,18 @@ pub(super) struct KeptContext {
     pub(super) weights: SlotWeights,
 }
 
+impl KeptContext {
+    /// What a session of one sequence keeps of so many tokens.
+    pub(super) fn of(session: &Session<'_>, tokens: usize) -> Self {
+        let mean = |layer: &LayerCache| {
+            let lengths = layer.layout().lengths();
+            lengths.iter().sum::<usize>().div_ceil(lengths.len().max(1))
+        };
+        let most = session.cache().layers.iter().map(mean).max();
+        Self { tokens, slots: most.unwrap_or_default(), weights: session.slot_weights() }
+    }
+}
+
 /// By which a file that was written is known again.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Stamp {
@@ -110,6 +123,8 @@ impl Files {
 struct Saved {
     tokens: Vec<u32>,
     policy: serde_json::Value,
+    /// The SHA-256 of the cache's file, in hexadecimal digits.
+    sha256: Option<String>,
 }
 
 impl<'a> Contexts<'a> {
@@ -161,10 +176,15 @@ impl<'a> Contexts<'a> {
             let (file, reason) = (path.display().to_string(), error.to_string());
             JobError::from(ModelError::InvalidJson { file, reason })
         })?;
-        let policy = kv_policies::build(&saved.policy).map_err(ModelError::from)?;
-        let session = Session::restore(model, policy, &path.with_extension("cache"))?;
-        self.check(name, bytes_of(session.cache()))?;
         let files = Files { names: path.into(), cache: path.with_extension("cache") };
+        if let Some(expected) = saved.sha256
+            && sha256(&files.cache)? != expected
+        {
+            return Err(JobError::DamagedFile { path: files.cache });
+        }
+        let policy = kv_policies::build(&saved.policy).map_err(ModelError::from)?;
+        let session = Session::restore(model, policy, &files.cache)?;
+        self.check(name, bytes_of(session.cache()))?;
         Ok(Context { session, tokens: saved.tokens, files: Some(files.stamps()?) })
     }
 
@@ -226,16 +246,7 @@ impl<'a> Contexts<'a> {
     /// What is kept of a document.
     pub(super) fn kept(&self, name: &str) -> Option<KeptContext> {
         let context = self.all.get(name)?;
-        let mean = |layer: &LayerCache| {
-            let lengths = layer.layout().lengths();
-            lengths.iter().sum::<usize>().div_ceil(lengths.len().max(1))
-        };
-        let most = context.session.cache().layers.iter().map(mean).max();
-        Some(KeptContext {
-            tokens: context.tokens.len(),
-            slots: most.unwrap_or_default(),
-            weights: context.session.slot_weights(),
-        })
+        Some(KeptContext::of(&context.session, context.tokens.len()))
     }
 
     /// How many tokens each document has.
@@ -319,7 +330,8 @@ impl<'a> Contexts<'a> {
         let (cache, names) = (begun()?, begun()?);
         context.session.save(&cache)?;
         let policy = context.session.policy().config();
-        let saved = serde_json::json!(Saved { tokens: context.tokens.clone(), policy });
+        let sha256 = Some(sha256(&cache)?);
+        let saved = serde_json::json!(Saved { tokens: context.tokens.clone(), policy, sha256 });
         fs::write(&names, saved.to_string()).map_err(|error| failed(&files.names, error))?;
         for (whole, path) in [(cache, &files.cache), (names, &files.names)] {
             whole.persist(path).map_err(|error| failed(path, error.error))?;
@@ -362,6 +374,14 @@ impl Session<'_> {
         let mut layers = self.cache_mut().layers.iter_mut();
         Ok(layers.try_for_each(|layer: &mut LayerCache| layer.shrink(room))?)
     }
+}
+
+/// The SHA-256 of a file, in hexadecimal digits.
+fn sha256(path: &Path) -> Result<String, JobError> {
+    let mut hash = Sha256::new();
+    let mut file = fs::File::open(path).map_err(|error| failed(path, error))?;
+    io::copy(&mut file, &mut hash).map_err(|error| failed(path, error))?;
+    Ok(format!("{:x}", hash.finalize()))
 }
 
 fn failed(path: &Path, source: io::Error) -> JobError {

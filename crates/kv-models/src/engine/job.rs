@@ -153,16 +153,32 @@ pub enum JobError {
         /// Places in the queue.
         most: usize,
     },
-    /// The job would take more memory than the engine has.
+    /// The job would take more memory than a group of jobs has.
     #[error(
-        "{needed} bytes of cache are needed under policy `{policy}`, of {limit} in all; {fits}"
+        "{needed} bytes of cache are needed under policy `{policy}`, of {limit} that a group has; \
+         {fits}"
     )]
     TooLarge {
         /// The policy.
         policy: String,
         /// Bytes that the job needs.
         needed: usize,
-        /// Bytes that the engine has.
+        /// Bytes that a group has.
+        limit: usize,
+        /// What would fit.
+        fits: String,
+    },
+    /// A copy of the context with what is asked of it would take more memory than a group has.
+    #[error(
+        "context `{name}` and what is asked of it need {needed} bytes of cache, of {limit} that a \
+         group has; {fits}"
+    )]
+    ContextTooLarge {
+        /// The context.
+        name: String,
+        /// Bytes that a job on it needs.
+        needed: usize,
+        /// Bytes that a group has.
         limit: usize,
         /// What would fit.
         fits: String,
@@ -243,10 +259,10 @@ pub enum JobError {
         /// The name.
         name: String,
     },
-    /// A policy that goes on changing a context's slots.
+    /// A policy whose decode steps do more than append and attend to all slots.
     #[error(
-        "policy `{policy}` changes slots while it decodes; contexts need one that only chooses \
-         from the document, such as `keydiff` with `\"decode\": false`, or `snapkv`"
+        "policy `{policy}` acts in decode steps, too; contexts need one that acts on the document \
+         alone, such as `snapkv`, or `keydiff` with `\"decode\": false`"
     )]
     ContextPolicy {
         /// The policy.
@@ -258,6 +274,15 @@ pub enum JobError {
          another name"
     )]
     ForeignFile {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A file whose contents are not what was saved.
+    #[error(
+        "`{path}` is damaged: its SHA-256 is not the one of the context that was saved; delete it, \
+         and compress the document anew"
+    )]
+    DamagedFile {
         /// The file.
         path: PathBuf,
     },

@@ -102,7 +102,7 @@ pub(super) fn most_kept(policy: &dyn Policy, layers: usize, tokens: usize) -> Op
 
 /// Free slots that each head needs behind `seen` tokens: one for each new token that the model has
 /// a position for, and one more, since a step begins before the host has seen the last token.
-fn room_of(model: &Model, seen: usize, new_tokens: usize) -> usize {
+pub(super) fn room_of(model: &Model, seen: usize, new_tokens: usize) -> usize {
     new_tokens.min((model.config().max_positions + 1).saturating_sub(seen))
 }
 

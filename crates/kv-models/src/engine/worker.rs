@@ -18,7 +18,7 @@ use kv_parallel::ParallelError;
 use kv_policies::{Policy, SlotWeights};
 
 use super::conditions::{check_alike, check_memory};
-use super::context::{ContextInfo, Contexts};
+use super::context::{ContextInfo, Contexts, KeptContext};
 use super::group::{Group, arena_slots};
 use super::job::{Ended, Held, Job, JobError, JobId, Started, Update};
 use super::load::{JobLoad, Load, Picture, Totals};
@@ -28,7 +28,7 @@ use super::prefixes::Prefixes;
 use super::repeated::Repeated;
 use super::row::{Failed, Row, Updates};
 use super::script::{Script, Told, Turn};
-use super::start::{Opened, Ready, Starting, Waiting, open};
+use super::start::{Opened, Ready, Starting, Waiting, open, room_of};
 use super::{EngineOptions, State};
 use crate::{Decoder, Finish, Model, ModelError};
 
@@ -307,7 +307,6 @@ impl<'a> Worker<'a> {
         match command {
             Command::Submit(jobs) => {
                 for Submitted { id, job, updates } in jobs {
-                    self.totals.submitted += 1;
                     let since = Instant::now();
                     self.enqueue(Waiting::Job { id, job, updates, since, place: None })?;
                 }
@@ -393,11 +392,18 @@ impl<'a> Worker<'a> {
                 if needed <= all {
                     return Ok(());
                 }
-                let part = self.options.bytes / self.options.groups.max(1);
                 let config = self.model.config();
                 let excess = (needed - all).div_ceil(config.num_kv_heads.max(1));
                 let new = job.request.new_tokens.min(config.max_positions);
-                let fits = match new.saturating_sub(excess) {
+                let fewer = new.saturating_sub(excess);
+                if let Some(name) = context {
+                    let fits = match fewer {
+                        0 => "compress the document to fewer tokens".into(),
+                        fewer => format!("ask for at most {fewer} new tokens"),
+                    };
+                    return Err(self.context_too_large(name, needed, all, fits));
+                }
+                let fits = match fewer {
                     0 => format!(
                         "give a smaller budget, or a prompt of which at most {} tokens are kept",
                         all / config.num_kv_heads.max(1)
@@ -406,21 +412,46 @@ impl<'a> Worker<'a> {
                         format!("ask for at most {fewer} new tokens, or give a smaller budget")
                     }
                 };
-                Err(JobError::TooLarge {
-                    policy: job.policy.name().into(),
-                    needed: (needed as f64 / all.max(1) as f64 * part as f64) as usize,
-                    limit: part,
-                    fits,
-                })
+                let (needed, limit) = self.in_bytes(needed, all);
+                Err(JobError::TooLarge { policy: job.policy.name().into(), needed, limit, fits })
             }
             Waiting::Context { name, tokens, policy, .. } => {
                 let capabilities = policy.capabilities();
                 if capabilities.changes_decode || capabilities.renumbers {
                     return Err(JobError::ContextPolicy { policy: policy.name().into() });
                 }
-                self.contexts.check(name, least_bytes(self.model, &**policy, tokens.len()))
+                let least = least_bytes(self.model, &**policy, tokens.len());
+                self.contexts.check(name, least)?;
+                let (slots, weights) = (policy.least_kept(tokens.len()), SlotWeights::NONE);
+                let kept = KeptContext { tokens: tokens.len(), slots, weights };
+                self.check_asked(name, kept)
             }
         }
+    }
+
+    /// Refuses a context of which no group has room for a copy, a question of one token and an
+    /// answer.
+    fn check_asked(&self, name: &str, kept: KeptContext) -> Result<(), JobError> {
+        let all = arena_slots(self.model, kept.weights, &self.options);
+        let room = room_of(self.model, kept.tokens + 1, 1);
+        let needed = self.model.config().num_kv_heads * (kept.slots + 1 + room);
+        if needed <= all {
+            return Ok(());
+        }
+        let fits = "give fewer tokens or a smaller budget".into();
+        Err(self.context_too_large(name, needed, all, fits))
+    }
+
+    fn context_too_large(&self, name: &str, needed: usize, all: usize, fits: String) -> JobError {
+        let (needed, limit) = self.in_bytes(needed, all);
+        JobError::ContextTooLarge { name: name.into(), needed, limit, fits }
+    }
+
+    /// The bytes of `needed` slots of each layer, and of all slots that a group has, `all` of each
+    /// layer.
+    fn in_bytes(&self, needed: usize, all: usize) -> (usize, usize) {
+        let part = self.options.bytes / self.options.groups.max(1);
+        ((needed as f64 / all.max(1) as f64 * part as f64) as usize, part)
     }
 
     /// Refuses a job whose compressed prompt alone takes more than a group has, as far as that is
@@ -433,7 +464,9 @@ impl<'a> Worker<'a> {
             return Ok(());
         }
         let fit = (tokens as f64 * limit as f64 / needed as f64) as usize;
-        let fits = format!("give fewer than {fit} tokens, or a smaller budget");
+        let keeps_all = job.policy.least_kept(tokens) >= tokens;
+        let other = if keeps_all { "a policy that drops some" } else { "a smaller budget" };
+        let fits = format!("give fewer than {fit} tokens, or {other}");
         Err(JobError::TooLarge { policy: job.policy.name().into(), needed, limit, fits })
     }
 
@@ -459,11 +492,12 @@ impl<'a> Worker<'a> {
                 {
                     *place = found;
                 }
+                self.totals.submitted += u64::from(matches!(waiting, Waiting::Job { .. }));
                 self.queue.push_back(waiting);
             }
             Err(error) => {
                 self.state.waiting.fetch_sub(1, Ordering::AcqRel);
-                self.totals.refused += 1;
+                self.totals.refused += u64::from(matches!(waiting, Waiting::Job { .. }));
                 waiting.fail(error);
             }
         }
@@ -647,7 +681,8 @@ impl<'a> Worker<'a> {
             Waiting::Context { name, tokens, reply, .. } => {
                 self.totals.prompt_tokens += (tokens.len() - shared) as u64;
                 self.totals.cached_tokens += shared as u64;
-                let inserted = self.contexts.insert(&name, tokens, session);
+                let fits = self.check_asked(&name, KeptContext::of(&session, tokens.len()));
+                let inserted = fits.and_then(|()| self.contexts.insert(&name, tokens, session));
                 let is_in = inserted.is_ok();
                 let inserted = self.on_all(inserted, || format!("keep context `{name}`"))?;
                 if is_in && inserted.is_err() {

@@ -93,7 +93,8 @@ function show(live) {
     `${live.running} of ${live.rows} decoding · ${rate.toFixed(0)} tokens/s`;
   bar(find("#total"), live.kv_bytes, live.kv_bytes_limit);
   find("#total-text").textContent =
-    `${bytes(live.kv_bytes)} of ${bytes(live.kv_bytes_limit)} are reserved`;
+    `${bytes(live.kv_bytes)} of ${bytes(live.kv_bytes_limit)} are reserved; ` +
+    `${(100 * live.fullest).toFixed(0)} % of the fullest group`;
   const list = find("#requests");
   list.replaceChildren(...live.requests.map(item));
   if (live.requests.length === 0) {

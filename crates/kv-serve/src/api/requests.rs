@@ -26,8 +26,11 @@ pub(crate) struct Live {
     rows: usize,
     /// Bytes that caches hold.
     kv_bytes: usize,
-    /// Bytes that they may hold.
+    /// Bytes that they may hold: all groups, contexts and prefixes.
     kv_bytes_limit: usize,
+    /// The share of the fullest group that is taken, of its bytes or of its rows. Requests of its
+    /// kind wait once it is 1.
+    fullest: f64,
     /// The requests that decode.
     requests: Vec<LiveRequest>,
 }
@@ -99,6 +102,7 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Live> {
         rows: app.engine.options().all_rows(),
         kv_bytes: load.bytes,
         kv_bytes_limit: load.most_bytes,
+        fullest: load.fullest,
         requests: requests.collect(),
     })
 }

@@ -235,7 +235,7 @@ async fn running_requests_are_shown() {
         if let Some(job) = first["job"].as_u64().filter(|_| first["new_tokens"].as_u64() > Some(3))
         {
             let (status, picture) = get(&server, &format!("/v1/kv/requests/{job}")).await;
-            if status.is_success() {
+            if status.is_success() && picture["running"] == true {
                 seen = Some((first, picture));
             }
         }
@@ -248,7 +248,6 @@ async fn running_requests_are_shown() {
     assert!(first["tokens_per_second"].as_f64().unwrap() > 0.0);
     let kept = picture["kept"].as_array().unwrap();
     assert_eq!((kept.len(), kept[0].as_array().unwrap().len()), (4, 2));
-    assert_eq!(picture["running"], true);
     let (_, last) = get(&server, &format!("/v1/kv/requests/{}", first["job"])).await;
     let tokens = &answer["usage"]["total_tokens"];
     assert_eq!((&last["running"], &last["tokens"]), (&json!(false), tokens));
