@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::{MatchedPath, Request, State};
+use axum::http::StatusCode;
 use axum::middleware::Next;
 use axum::response::Response;
 
@@ -17,10 +18,11 @@ pub(crate) async fn observe(State(app): State<Arc<App>>, request: Request, next:
     let route = request.extensions().get::<MatchedPath>();
     let route = route.map_or("other", MatchedPath::as_str).to_string();
     let response = next.run(request).await;
-    let status = response.status().as_u16();
-    app.metrics.answered(&route, status);
+    let status = response.status();
+    app.metrics.answered(&route, status.as_u16());
     let seconds = begun.elapsed().as_secs_f32();
-    if status >= 500 {
+    // An operator may have to give requests more time.
+    if status.is_server_error() || status == StatusCode::REQUEST_TIMEOUT {
         tracing::warn!("{method} {route} {status} in {seconds:.3} s");
     } else {
         tracing::debug!("{method} {route} {status} in {seconds:.3} s");
