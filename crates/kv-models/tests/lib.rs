@@ -5,6 +5,7 @@
 mod bad_input;
 mod calibration;
 mod chat;
+mod contexts;
 mod earlier_files;
 mod engine;
 mod fisher;
