@@ -91,13 +91,13 @@ impl Fullness {
         Self { at: upload(|range| range.at), leave: upload(|range| range.leave), most, ranges }
     }
 
-    /// The bounds in tensors of their own, which [`Self::replace`] writes alone.
+    /// A copy in new tensors: [`Self::replace`] writes in place, and must not change the copy.
     pub fn copied(&self, device: &Device) -> Self {
         Self::of(self.ranges.clone(), self.most, device)
     }
 
-    /// Lets [`Self::replace`] write bounds under which as many slots leave as under those of
-    /// `like`.
+    /// Lets [`Self::accepts`] take all bounds that `like` takes: the most slots that leave a range
+    /// together are then the larger number of the two.
     pub fn widen(&mut self, like: &Self) {
         self.most = self.most.max(like.most);
     }

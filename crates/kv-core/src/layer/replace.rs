@@ -17,8 +17,8 @@ impl LayerCache {
             && own.flat_map(|row| row.iter().zip(from.layout.capacities())).all(|(c, n)| c >= n)
     }
 
-    /// Gives the states of every row as much room as those of `like` have
-    /// ([`crate::PolicyState::widen`]). Capacities stay.
+    /// Makes room in the policy states ([`crate::PolicyState::widen`]): each row's states can then
+    /// hold every sequence that a row's states of `like` can hold. Capacities of heads stay.
     ///
     /// # Errors
     /// The errors of [`crate::PolicyState::widen`].

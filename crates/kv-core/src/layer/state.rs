@@ -55,12 +55,12 @@ pub trait PolicyState: Any + Debug + Send + Sync {
         Err(Error::InvalidPlan { what: "state", reason })
     }
 
-    /// Gives every row as much room as the rows of another state of this type have, so that
-    /// [`Self::accepts`] takes the sequences of both. A state stays as it is where its size does
-    /// not depend on its sequence, or where rows cannot be replaced.
+    /// Makes room: each row of this state can then hold every sequence that a row of `like` can
+    /// hold, and [`Self::accepts`] takes it. A state stays as it is where its size does not depend
+    /// on its sequence, or where rows cannot be replaced.
     ///
     /// # Errors
-    /// [`Error::InvalidPlan`] for a state of another type, [`Error::Kernel`].
+    /// [`Error::InvalidPlan`] where `like` is of another type, [`Error::Kernel`].
     fn widen(&mut self, _like: &dyn PolicyState) -> Result<()> {
         Ok(())
     }

@@ -219,8 +219,8 @@ impl IndexSets {
         })
     }
 
-    /// These sets with as much room as others have, so that [`Self::accepts`] takes what takes
-    /// either's room.
+    /// These sets with room for all ranges that `like` has room for: [`Self::accepts`] then takes
+    /// every range that one of the two has taken before.
     #[must_use]
     pub fn widened_like(self, like: &Self) -> Self {
         let (always, top) = (self.always.max(like.always), self.top.max(like.top));

@@ -102,8 +102,8 @@ impl<'a> Group<'a> {
         Ok(script.alike(joined, "join a group")?.map(|()| group))
     }
 
-    /// A row for the one sequence of `session`, and for the sequences that a `former` group had
-    /// room for, unless such a row alone takes more than `part` bytes.
+    /// A row for the one sequence of `session`. The row also has the room of a row of the `former`
+    /// group, unless it would then take more than `part` bytes.
     fn row(
         session: &Session<'a>,
         former: Option<Self>,

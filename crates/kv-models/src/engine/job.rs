@@ -168,7 +168,8 @@ pub enum JobError {
         /// What would fit.
         fits: String,
     },
-    /// A copy of the context with what is asked of it would take more memory than a group has.
+    /// A job on a context needs more memory than a group of jobs has: for a copy of the context,
+    /// for the question and for the new tokens.
     #[error(
         "context `{name}` and what is asked of it need {needed} bytes of cache, of {limit} that a \
          group has; {fits}"
@@ -277,7 +278,7 @@ pub enum JobError {
         /// The file.
         path: PathBuf,
     },
-    /// A file whose contents are not what was saved.
+    /// The file of a saved context has changed: its SHA-256 is not the one that was saved with it.
     #[error(
         "`{path}` is damaged: its SHA-256 is not the one of the context that was saved; delete it, \
          and compress the document anew"

@@ -58,10 +58,10 @@ impl<'a> Session<'a> {
         Ok(Self::idle(model, policy, cache))
     }
 
-    /// An idle row of this one sequence's policy, states and capacities, which are rounded up. A
-    /// row that takes the place of `former` rows of this policy has as much room as they had:
-    /// sequences of one policy differ in size in several ways, so that neither of two may fit into
-    /// the other's row.
+    /// An idle row with this one sequence's policy and states. Its capacities are this sequence's,
+    /// rounded up. The row also has the room of a row of `former`, where `former` has this policy:
+    /// of two sequences, one may need more slots and the other one larger states, so that neither
+    /// fits into the other's row.
     ///
     /// A decoder of several such rows, which [`Self::repeated`] makes, needs
     /// [`Decoder::resting_like`] this sequence.

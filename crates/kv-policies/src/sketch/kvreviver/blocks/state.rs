@@ -292,7 +292,8 @@ impl VagueTokens {
             && heads.all(|(own, head)| head.blocks <= own.blocks)
     }
 
-    /// This state with as many blocks in each head's ranges as the widest row of `like` has.
+    /// This state with more blocks: each head has at least as many as that head has in any row of
+    /// `like`.
     fn widened(&self, like: &Self) -> Result<Self> {
         let (shape, device) = ([self.kv_heads, self.head_dim], self.pool.device());
         expect_shape("vague tokens", &[like.kv_heads, like.head_dim], &shape)?;
